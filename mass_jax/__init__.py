@@ -1,0 +1,48 @@
+"""MASS Learning and Conserved Differential Information in JAX/Flax."""
+
+from mass_jax.gaussian_mixture import GaussianMixture
+from mass_jax.information import (
+    LossTerms,
+    cdi_loss,
+    conditional_entropy,
+    conserved_differential_information,
+    mass_loss_terms,
+    mass_objective,
+)
+from mass_jax.initialisation import init
+from mass_jax.jacobian import (
+    JACOBIAN_ESTIMATORS,
+    half_log_det_gram,
+    half_log_det_jjt,
+    per_example_jacobian,
+    summed_jacobian,
+)
+from mass_jax.methods import METHODS, make_method
+from mass_jax.mixture_fitting import fit_class_mixtures
+from mass_jax.model import ModelParams
+from mass_jax.networks import NETWORKS, ResNet20, SmallMLP
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "JACOBIAN_ESTIMATORS",
+    "METHODS",
+    "NETWORKS",
+    "GaussianMixture",
+    "LossTerms",
+    "ModelParams",
+    "ResNet20",
+    "SmallMLP",
+    "cdi_loss",
+    "conditional_entropy",
+    "conserved_differential_information",
+    "fit_class_mixtures",
+    "half_log_det_gram",
+    "half_log_det_jjt",
+    "init",
+    "make_method",
+    "mass_loss_terms",
+    "mass_objective",
+    "per_example_jacobian",
+    "summed_jacobian",
+]

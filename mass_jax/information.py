@@ -1,0 +1,422 @@
+"""Conserved Differential Information, the three loss terms of MASS, `cdi_loss`.
+
+Everything is in nats and per example; callers take means.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mass_jax import gaussian_mixture, jacobian, networks
+from mass_jax.gaussian_mixture import GaussianMixture
+from mass_jax.jacobian import ExampleFn, JacobianMode, SingularPolicy
+from mass_jax.model import ModelParams
+from mass_jax.networks import TrainContext
+
+PyTree = Any
+LogDensity = Callable[[jax.Array], jax.Array]  # points [B, ...] -> log-density [B]
+ApplyFn = Callable[[PyTree, jax.Array], jax.Array]
+BatchStats = Literal["running", "frozen", "paper"]
+BATCH_STATS: tuple[BatchStats, ...] = ("running", "frozen", "paper")
+
+
+def conserved_differential_information(
+    f: ExampleFn,
+    x: jax.Array,
+    log_density: LogDensity,
+    mode: JacobianMode = "auto",
+    chunk_size: int | None = None,
+) -> jax.Array:
+    """Per-example ``-log p(f(x)) - log J_f(x)``, whose mean is ``C(X, f(X))``.
+
+    Args:
+      f: maps one example ``[...]`` to ``[R]``.
+      x: ``[B, ...]``, draws of ``X``.
+      log_density: log-density of ``f(X)``; with a variational one the mean is an
+        upper bound.
+      mode, chunk_size: see `mass_jax.per_example_jacobian`.
+
+    Returns:
+      ``[B]``, nats.
+
+    Example: doubling a standard normal is invertible, so CDI is its entropy.
+      >>> import jax
+      >>> from jax.scipy.stats import norm
+      >>> x = jax.random.normal(jax.random.key(0), (10_000, 1))
+      >>> density = lambda z: norm.logpdf(z[:, 0], scale=2.0)
+      >>> cdi = conserved_differential_information(lambda v: 2.0 * v, x, density)
+      >>> f"{cdi.mean():.1f}"  # 1/2 log(2 pi e) = 1.4189...
+      '1.4'
+
+    References:
+      MASS, arXiv:1905.07822, Eq. (1).
+    """
+    outputs = jacobian.map_examples(f, x, chunk_size)
+    return -log_density(outputs) - jacobian.half_log_det_jjt(f, x, mode, chunk_size)
+
+
+def conditional_entropy(
+    f: ExampleFn,
+    x: jax.Array,
+    log_density_x: LogDensity,
+    log_density_z: LogDensity,
+    mode: JacobianMode = "auto",
+    chunk_size: int | None = None,
+) -> jax.Array:
+    """Per-example values whose mean is ``H(X | f(X)) = H(X) - H(f(X)) + E log J_f``.
+
+    The singular conditional entropy: what ``f`` forgets about ``X``.
+
+    Args:
+      f: maps one example ``[...]`` to ``[R]``.
+      x: ``[B, ...]``, draws of ``X``.
+      log_density_x: log-density of ``X``.
+      log_density_z: log-density of ``f(X)``.
+      mode, chunk_size: see `mass_jax.per_example_jacobian`.
+
+    Returns:
+      ``[B]``, nats.
+
+    References:
+      MASS, arXiv:1905.07822, Eqs. (19) and (21).
+    """
+    conserved = conserved_differential_information(f, x, log_density_z, mode, chunk_size)
+    return -log_density_x(x) - conserved
+
+
+class LossTerms(NamedTuple):
+    """The three terms of the MASS objective, per example, without ``beta``.
+
+    Attributes:
+      cross_entropy: ``[B]``, ``-log q(y | f(x))``.
+      entropy: ``[B]``, ``-log q(f(x))``.
+      jacobian: ``[n]``, ``-log J_f(x)`` of the examples in the Jacobian term.
+    """
+
+    cross_entropy: jax.Array
+    entropy: jax.Array
+    jacobian: jax.Array
+
+
+def mass_loss_terms(
+    class_log_prob: jax.Array,
+    labels: jax.Array,
+    half_log_det: jax.Array,
+    log_prior: jax.Array | None = None,
+) -> LossTerms:
+    """Loss terms from densities, labels and log Jacobian determinants.
+
+    Args:
+      class_log_prob: ``[B, K]``, ``log q(f(x) | y)``.
+      labels: ``[B]`` integers.
+      half_log_det: ``[n]``, ``log J_f(x)``.
+      log_prior: ``[K]``, ``log p(y)``; ``None`` is the uniform prior.
+
+    References:
+      MASS, arXiv:1905.07822, section 3.1, the empirical bound on Eq. (2).
+    """
+    log_posterior = gaussian_mixture.log_posterior(class_log_prob, log_prior)
+    return LossTerms(
+        cross_entropy=-jnp.take_along_axis(log_posterior, labels[:, None], axis=-1)[:, 0],
+        entropy=-gaussian_mixture.log_marginal(class_log_prob, log_prior),
+        jacobian=-half_log_det,
+    )
+
+
+def mass_objective(terms: LossTerms, beta: float | jax.Array) -> jax.Array:
+    """``H(Y|f(X)) + beta H(f(X)) - beta E[log J_f(X)]``, each estimated by its mean.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> terms = LossTerms(jnp.array([1.0, 3.0]), jnp.array([4.0, 6.0]), jnp.array([-1.0]))
+      >>> float(mass_objective(terms, beta=0.5))
+      4.0
+
+    References:
+      MASS, arXiv:1905.07822, Eq. (2).
+    """
+    cross_entropy, entropy, jacobian_term = (jnp.mean(term) for term in terms)
+    return cross_entropy + beta * (entropy + jacobian_term)
+
+
+class Representation(NamedTuple):
+    """A minibatch seen through ``f``.
+
+    Attributes:
+      z: ``[B, R]``.
+      half_log_det: ``[n]``, ``log J_f(x)`` of the Jacobian sub-batch.
+      weights: ``[n]``, zero where a row is padding, as several devices need it.
+      batch_stats: running BatchNorm statistics after this minibatch.
+    """
+
+    z: jax.Array
+    half_log_det: jax.Array
+    weights: jax.Array
+    batch_stats: PyTree
+
+
+def represent(
+    params: ModelParams,
+    x: jax.Array,
+    num_jacobian: int,
+    *,
+    batch_stats: BatchStats,
+    context: TrainContext = networks.EVALUATION,
+    mode: JacobianMode = "auto",
+    chunk_size: int | None = None,
+    singular: SingularPolicy = "floor",
+) -> Representation:
+    """Representations of a minibatch and log Jacobian determinants of its first rows.
+
+    ``batch_stats`` says what ``J_f`` means where BatchNorm ties examples together:
+
+    * ``"running"``: running statistics everywhere, the function used at test time;
+    * ``"frozen"``: the statistics of the whole minibatch, held fixed while
+      differentiating by ``x``: the per-example Jacobian of the paper's definition;
+    * ``"paper"``: what the authors' code computes. The sub-batch is forwarded on
+      its own and row ``b`` is ``sum_b' d z_b' / d x_b`` (`jacobian.summed_jacobian`).
+
+    All three agree for networks without BatchNorm. Across devices, row ``i`` of
+    device ``d`` of ``D`` is row ``i D + d`` of the global minibatch.
+
+    Args:
+      params: the model.
+      x: ``[B, ...]``, this device's rows.
+      num_jacobian: ``n`` of the global minibatch, possibly 0.
+      batch_stats: the definition.
+      context: keys and device axis; its weights are not used.
+      mode, chunk_size, singular: see `mass_jax.half_log_det_jjt`; ``"paper"``
+        couples the examples and so takes neither forward mode nor chunks.
+    """
+    if batch_stats not in BATCH_STATS:
+        raise ValueError(f"batch_stats={batch_stats!r}: choose one of {list(BATCH_STATS)}")
+    if num_jacobian > 0 and batch_stats == "paper":
+        if mode == "forward" or chunk_size is not None:
+            raise ValueError("batch_stats='paper' needs mode='auto' or 'reverse' and no chunk_size")
+        return _represent_in_two_parts(params, x, num_jacobian, context, singular)
+
+    if batch_stats == "running":
+        statistics = running = params.batch_stats
+        z = networks.apply(params.module, params.network, statistics, x, context.keys)
+    else:
+        z, statistics = networks.apply_train(
+            params.module, params.network, params.batch_stats, x, context
+        )
+        running = networks.update_running(params.batch_stats, statistics)
+    rows = _sub_batch_rows(num_jacobian, context.axis_name)
+    if num_jacobian == 0:
+        return Representation(z, z[:0, 0], rows.weights, running)
+
+    def f(images: jax.Array, keys: jax.Array | None) -> jax.Array:
+        return networks.apply(params.module, params.network, statistics, images, keys)
+
+    images, keys = x[: rows.maybe], _first(context.keys, rows.maybe)
+    if mode != "forward" and chunk_size is None:
+        # Examples do not interact here, so one batched backward pass per output is enough.
+        _, rows_of_j, _ = jacobian.summed_jacobian(lambda v: (f(v, keys), None), images)
+        return Representation(
+            z, jacobian.half_log_det_gram(rows_of_j, singular), rows.weights, running
+        )
+
+    def half_log_det(example: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        image, key = example
+        one = lambda v: f(v[None], None if key is None else key[None])[0]
+        return jacobian.half_log_det_jjt(one, image[None], mode, singular=singular)[0]
+
+    values = jacobian.map_examples(half_log_det, (images, keys), chunk_size)
+    return Representation(z, values, rows.weights, running)
+
+
+def _first(keys: jax.Array | None, count: int) -> jax.Array | None:
+    return None if keys is None else keys[:count]
+
+
+class _SubBatchRows(NamedTuple):
+    """Which local rows are in the global sub-batch: ``surely``, or with weight one."""
+
+    surely: int
+    maybe: int
+    weights: jax.Array  # [maybe]
+
+
+def _sub_batch_rows(num_jacobian: int, axis_name: str | None) -> _SubBatchRows:
+    if axis_name is None:
+        return _SubBatchRows(num_jacobian, num_jacobian, jnp.ones(num_jacobian))
+    devices, device = jax.lax.axis_size(axis_name), jax.lax.axis_index(axis_name)
+    maybe = -(-num_jacobian // devices)
+    in_sub_batch = jnp.arange(maybe) * devices + device < num_jacobian
+    return _SubBatchRows(num_jacobian // devices, maybe, in_sub_batch.astype(float))
+
+
+def _represent_in_two_parts(
+    params: ModelParams,
+    x: jax.Array,
+    num_jacobian: int,
+    context: TrainContext,
+    singular: SingularPolicy,
+) -> Representation:
+    """The ``"paper"`` definition: sub-batch and rest forwarded apart, in that order."""
+    surely, maybe, weights = _sub_batch_rows(num_jacobian, context.axis_name)
+
+    def part_context(keep: slice, part_weights: jax.Array) -> TrainContext:
+        keys = None if context.keys is None else context.keys[keep]
+        # Weights only where some row can be padding: the plain path is the fast one.
+        return context._replace(keys=keys, weights=None if surely == maybe else part_weights)
+
+    def forward(part: jax.Array, part_context: TrainContext) -> tuple[jax.Array, PyTree]:
+        return networks.apply_train(
+            params.module, params.network, params.batch_stats, part, part_context
+        )
+
+    sub_context = part_context(slice(0, maybe), weights)
+    z_sub, rows_of_j, moments = jacobian.summed_jacobian(
+        lambda part: forward(part, sub_context), x[:maybe], sub_context.weights
+    )
+    half_log_det = jacobian.half_log_det_gram(rows_of_j, singular)
+    running = networks.update_running(params.batch_stats, moments)
+    if x.shape[0] == surely:
+        return Representation(z_sub, half_log_det, weights, running)
+
+    # On several devices the last sub-batch row may belong to the rest instead.
+    rest_weights = jnp.ones(x.shape[0] - surely).at[: maybe - surely].set(1.0 - weights[surely:])
+    rest = slice(surely, x.shape[0])
+    z_rest, moments = forward(x[rest], part_context(rest, rest_weights))
+    running = networks.update_running(running, moments)
+    shared = jnp.where(weights[surely:, None] > 0, z_sub[surely:], z_rest[: maybe - surely])
+    z = jnp.concatenate([z_sub[:surely], shared, z_rest[maybe - surely :]])
+    return Representation(z, half_log_det, weights, running)
+
+
+def cdi_loss(
+    params: PyTree,
+    x: jax.Array,
+    *,
+    apply_fn: ApplyFn | None = None,
+    q: GaussianMixture | LogDensity | None = None,
+    log_prior: jax.Array | None = None,
+    estimator: str = "exact",
+    sub_batch: int | None = None,
+    batch_stats: BatchStats = "running",
+    mode: JacobianMode = "auto",
+    chunk_size: int | None = None,
+    singular: SingularPolicy = "floor",
+) -> jax.Array:
+    """Conserved Differential Information of a network on a batch, as a loss.
+
+    ``-mean log q(f(x)) - mean log J_f(x)``, an upper bound on ``C(X, f(X))`` up
+    to sampling; differentiable by ``params``, jittable.
+
+    Args:
+      params: from `mass_jax.init` or a loaded run; with ``apply_fn``, any pytree.
+      x: ``[B, ...]``.
+      apply_fn: your own ``f(params, x)``, on one example (``[...] -> [R]``) or on a
+        batch (``[B, ...] -> [B, R]``) whose examples do not interact.
+      q: density of ``f(X)``: class mixtures (one leading class axis), one mixture,
+        or a function of ``z`` ``[B, R]``. Default: the mixtures in ``params``; with
+        ``apply_fn``, the Gaussian fitted to ``f(x)``, which has the largest entropy
+        of all densities with that mean and covariance.
+      log_prior: ``[K]``, ``log p(y)`` of class mixtures; ``None`` is uniform.
+      estimator: a name in `mass_jax.JACOBIAN_ESTIMATORS`.
+      sub_batch: examples in the Jacobian term, the first ones of ``x``; the
+        estimate is unbiased if ``x`` is in random order.
+      batch_stats: what ``J_f`` means under BatchNorm, see `represent`.
+      mode, chunk_size, singular: see `mass_jax.half_log_det_jjt`.
+
+    Returns:
+      A scalar, nats.
+
+    Example:
+      >>> import jax, mass_jax
+      >>> key = jax.random.key(0)
+      >>> params = mass_jax.init(
+      ...     key, network="small_mlp", input_shape=(4, 4, 1), representation_dim=3
+      ... )
+      >>> x = jax.random.normal(key, (8, 4, 4, 1))
+      >>> jax.jit(mass_jax.cdi_loss)(params, x).shape
+      ()
+
+    References:
+      MASS, arXiv:1905.07822, Eq. (1) and section 3.1.
+    """
+    if apply_fn is not None:
+        f, sample = _example_fn(apply_fn, params, x), x[:1]
+        size = jax.eval_shape(f, sample[0]).size
+        n = jacobian.num_jacobian_examples(estimator, x.shape[0], size, sub_batch)
+        z = jacobian.map_examples(f, x, chunk_size)
+        half_log_det = jacobian.half_log_det_jjt(f, x[:n], mode, chunk_size, singular)
+        log_density = _log_density(_gaussian_fit(z) if q is None else q, log_prior)
+        return -jnp.mean(log_density(z)) - jnp.mean(half_log_det)
+    if not isinstance(params, ModelParams):
+        raise ValueError(
+            "params must come from mass_jax.init or a loaded run; "
+            "for your own network pass apply_fn=f with f(params, x)"
+        )
+    # Running statistics are state: a gradient step on params must leave them alone.
+    params = params.replace(batch_stats=jax.lax.stop_gradient(params.batch_stats))
+    size = jax.eval_shape(params.representation, x).shape[-1]
+    n = jacobian.num_jacobian_examples(estimator, x.shape[0], size, sub_batch)
+    context = TrainContext(use_batch_moments=batch_stats != "running")
+    seen = represent(
+        params,
+        x,
+        n,
+        batch_stats=batch_stats,
+        context=context,
+        mode=mode,
+        chunk_size=chunk_size,
+        singular=singular,
+    )
+    log_density = _log_density(params.q if q is None else q, log_prior)
+    return -jnp.mean(log_density(seen.z)) - jnp.mean(seen.half_log_det)
+
+
+def _example_fn(apply_fn: ApplyFn, params: PyTree, x: jax.Array) -> ExampleFn:
+    """``f`` on one example, from a function of one example or of a batch."""
+
+    def on_example(v: jax.Array) -> jax.Array:
+        return apply_fn(params, v)
+
+    def on_batch_of_one(v: jax.Array) -> jax.Array:
+        return apply_fn(params, v[None])[0]
+
+    for candidate in (on_example, on_batch_of_one):
+        try:
+            output = jax.eval_shape(candidate, x[0])
+        except (TypeError, ValueError, IndexError, AttributeError) as error:
+            problem = f"{type(error).__name__}: {error}"
+            continue
+        if getattr(output, "ndim", None) == 1:
+            return candidate
+        problem = f"it returned {output}"
+    raise ValueError(
+        f"apply_fn(params, x) must map one example {x.shape[1:]} to (R,) "
+        f"or a batch to (B, R); {problem}"
+    )
+
+
+def _gaussian_fit(z: jax.Array) -> LogDensity:
+    """The maximum-likelihood Gaussian of a batch, as a mixture of one."""
+    batch, dim = z.shape
+    if batch <= dim:
+        raise ValueError(
+            f"a Gaussian in {dim} dimensions needs more than {dim} examples, got {batch}; "
+            "pass more or pass q="
+        )
+    mean = jnp.mean(z, axis=0)
+    centred = z - mean[None, :]
+    # In whitened coordinates the mean squared distance is exactly R: only the
+    # log-determinant, the part that depends on the parameters, is left to compute.
+    log_det = jacobian.half_log_det_gram(centred.T / jnp.sqrt(float(batch)))
+    log_2_pi_e = jnp.log(2.0 * jnp.pi) + 1.0
+    return lambda points: jnp.full(points.shape[0], -0.5 * dim * log_2_pi_e - log_det)
+
+
+def _log_density(q: GaussianMixture | LogDensity, log_prior: jax.Array | None) -> LogDensity:
+    """``z [B, R] -> log q(z) [B]`` from class mixtures, one mixture or a function."""
+    if not isinstance(q, GaussianMixture):
+        return q
+    if q.logits.ndim == 1:
+        return lambda z: gaussian_mixture.log_prob(q, z)
+    return lambda z: gaussian_mixture.log_marginal(gaussian_mixture.log_prob(q, z), log_prior)

@@ -1,0 +1,44 @@
+"""Shared settings: CPU, strict shapes, both precisions, fixed keys."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import hypothesis
+import jax
+import pytest
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# XLA compiles during the first example of a property: no deadline, few examples.
+hypothesis.settings.register_profile("mass_jax", deadline=None, max_examples=25, derandomize=True)
+hypothesis.settings.load_profile("mass_jax")
+
+
+class Tolerance(NamedTuple):
+    """Relative tolerances by kind of comparison; the one table of the suite."""
+
+    exact: float  # two ways of computing the same thing
+    golden: float  # against values stored in float32
+    finite_difference: float
+
+
+TOLERANCES = {
+    "float32": Tolerance(exact=2e-4, golden=1e-4, finite_difference=5e-2),
+    "float64": Tolerance(exact=1e-9, golden=1e-6, finite_difference=1e-5),
+}
+
+
+@pytest.fixture(params=["float32", "float64"])
+def tolerance(request: pytest.FixtureRequest) -> Iterator[Tolerance]:
+    """Runs a test in float32 and with x64 enabled, with the tolerance of each."""
+    with jax.enable_x64(request.param == "float64"):
+        yield TOLERANCES[request.param]
+
+
+@pytest.fixture
+def key() -> jax.Array:
+    return jax.random.key(0)
