@@ -1,0 +1,94 @@
+"""``python -m mass_jax.main``: train and evaluate one experiment.
+
+A config file is Python code and is executed: run only files you trust.
+"""
+
+import argparse
+import contextlib
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from mass_jax import options as command_line
+from mass_jax.checkpoint import CheckpointError
+from mass_jax.config import ConfigError, apply_overrides, resolve
+from mass_jax.data import DataError, load_dataset
+from mass_jax.training import (
+    Interrupted,
+    TrainingDiverged,
+    check_same_run,
+    evaluate,
+    finished_results,
+    train,
+)
+from mass_jax.workdir import locked, run_name
+
+_SHOWN = ("accuracy", "nll", "brier", "entropy", "ece", "aurc")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    try:
+        options, overrides = command_line.parse(sys.argv[1:] if argv is None else argv)
+        level = logging.WARNING if options.quiet else logging.INFO
+        logging.basicConfig(format="%(message)s", level=level)
+        for library in ("absl", "jax", "orbax"):
+            logging.getLogger(library).setLevel(logging.ERROR)
+        config = resolve(apply_overrides(command_line.load_config(options.config), overrides))
+        _join_cluster(options)
+        workdir = Path(options.workdir) if options.workdir else Path("runs") / run_name(config)
+        results = _run(config, workdir, options)
+    except (ConfigError, DataError, CheckpointError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except TrainingDiverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as error:
+        print(error, file=sys.stderr)
+        return 128 + error.signum
+    if jax.process_index() == 0:
+        print(summary(results, workdir))
+    return 0
+
+
+def _run(config: ConfigDict, workdir: Path, options: argparse.Namespace) -> dict[str, Any]:
+    check_same_run(config, workdir)
+    finished = finished_results(config, workdir)
+    if finished is not None and options.mode == "train":
+        print(f"finished before: {workdir}")
+        return finished
+    dataset = load_dataset(config.data.name, config.data.dir, tuple(config.data.ood))
+    # Only process 0 writes, so only process 0 keeps others out.
+    with locked(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
+        if options.mode == "evaluate":
+            return evaluate(config, dataset, workdir)
+        return train(config, dataset, workdir, quiet=options.quiet)
+
+
+def _join_cluster(options: argparse.Namespace) -> None:
+    explicit = (options.coordinator, options.num_processes, options.process_id)
+    if any(value is not None for value in explicit):
+        if any(value is None for value in explicit):
+            raise ConfigError("--coordinator, --num_processes and --process_id go together")
+        jax.distributed.initialize(*explicit)
+    elif options.distributed:
+        jax.distributed.initialize()
+
+
+def summary(results: dict[str, Any], workdir: Path) -> str:
+    """Results as a short table, and where everything is."""
+    lines = [f"{name:<12}{results[name]:>10.4f}" for name in _SHOWN if name in results]
+    for name, detectors in results.get("ood", {}).items():
+        for detector, scores in detectors.items():
+            lines.append(f"{'auroc':<12}{scores['auroc']:>10.4f}  {name} by {detector}")
+    lines += [f"{path}" for path in sorted(workdir.iterdir()) if not path.name.startswith(".")]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Command-line options of `mass_jax.main`: flags, config file, field overrides."""
+
+import argparse
+import importlib.util
+import sys
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from mass_jax import config as configuration
+from mass_jax.config import ConfigError
+
+CONFIG_DIR = Path(__file__).parent.parent / "configs"
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+    """Flags, and the text of every ``--config.key=value``.
+
+    Args:
+      argv: arguments without the program name.
+    """
+    plain, overrides = [], {}
+    rest = iter(argv)
+    for argument in rest:
+        if not argument.startswith(("--config.", "-config.")):
+            plain.append(argument)
+            continue
+        name, equals, value = argument.partition("=")
+        if not equals:
+            following = next(rest, None)
+            if following is None:
+                raise ConfigError(f"{argument}: needs a value, as in {argument}=VALUE")
+            value = following
+        overrides[name.partition("config.")[2]] = value
+    return _parser().parse_args(plain), overrides
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mass_jax.main",
+        description="Train and evaluate one experiment; run again to resume.",
+        epilog=f"Config files are in {CONFIG_DIR}. Fields, with the defaults of the bundled digits "
+        f"experiment:\n{configuration.help_text()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="Python file with get_config(); it is executed"
+    )
+    parser.add_argument(
+        "--workdir", metavar="DIR", help="default: a name made of the config in runs/"
+    )
+    parser.add_argument(
+        "--mode",
+        choices=["train", "evaluate"],
+        default="train",
+        help="evaluate: only evaluate the newest checkpoint of the workdir",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the results")
+    cluster = parser.add_argument_group(
+        "several hosts", "needed only where JAX cannot find out itself (not on TPU VMs or Slurm)"
+    )
+    cluster.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
+    cluster.add_argument("--num_processes", type=int, help="how many processes take part")
+    cluster.add_argument("--process_id", type=int, help="which of them this is, from 0")
+    cluster.add_argument(
+        "--distributed", action="store_true", help="join the cluster JAX finds (TPU VMs, Slurm)"
+    )
+    return parser
+
+
+def load_config(path: str | None) -> ConfigDict:
+    """The configuration a file's ``get_config`` returns; without a file, the digits one."""
+    if path is None:
+        return configuration.default_config()
+    if not Path(path).is_file():
+        known = ", ".join(sorted(p.name for p in CONFIG_DIR.glob("[!_]*.py")))
+        raise ConfigError(f"--config={path}: no such file; {CONFIG_DIR} has {known}")
+    spec = importlib.util.spec_from_file_location("mass_jax_config_file", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"--config={path}: not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(CONFIG_DIR.parent))  # config files import configs.base
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except Exception as error:  # the file is the user's code: it may raise anything
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"--config={path}: {type(error).__name__}: {reason}") from None
+    finally:
+        sys.path.pop(0)
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(f"--config={path}: get_config() must return an ml_collections.ConfigDict")
+    return config

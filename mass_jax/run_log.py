@@ -1,0 +1,148 @@
+"""What a run leaves for people: metric rows, TensorBoard, progress, environment."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from tensorboardX import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scikit-learn")
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class RunLog:
+    """Writes ``metrics.jsonl`` and TensorBoard files, and shows progress.
+
+    Rows after ``start_step`` are of a continuation that was lost; they are cut off,
+    so that the file reads as if the run had never stopped.
+    """
+
+    def __init__(self, workdir: Path, start_step: int, total_steps: int, quiet: bool) -> None:
+        path = workdir / METRICS_FILE
+        _keep_rows_until(path, start_step)
+        self._stream = path.open("a")
+        self._board = SummaryWriter(
+            str(workdir / "tensorboard"), purge_step=start_step + 1, write_to_disk=True
+        )
+        console = Console(stderr=True)
+        self._total, self._quiet = total_steps, quiet
+        self._next_line = 0.0
+        self._bar = None
+        if console.is_terminal and not quiet:
+            self._bar = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[status]}"),
+                console=console,
+            )
+            self._task = self._bar.add_task(
+                "training", total=total_steps, completed=start_step, status=""
+            )
+
+    def __enter__(self) -> "RunLog":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        self._stream.close()
+        self._board.close()
+
+    def row(self, row: dict[str, Any]) -> None:
+        """Appends one row; it is on disk when this returns."""
+        self._stream.write(json.dumps(row) + "\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+        for name, value in row.items():
+            if name != "step":
+                self._board.add_scalar(name, value, row["step"])
+
+    def progress(self, step: int, loss: float, steps_per_second: float) -> None:
+        """Moves the bar, or prints a line now and then where there is no terminal."""
+        status = f"loss {loss:.4f}  {steps_per_second:.3g} steps/s"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, status=status)
+        elif not self._quiet and (time.monotonic() >= self._next_line or step == self._total):
+            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            minutes = (self._total - step) / max(steps_per_second, 1e-9) / 60
+            line = f"step {step:,}/{self._total:,}  {status}  {minutes:.1f} minutes left"
+            print(line, file=sys.stderr, flush=True)
+
+
+def _keep_rows_until(path: Path, step: int) -> None:
+    """Drops rows after ``step`` and a last line that a crash cut short."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        try:
+            if json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue  # half a line
+    write_atomically(path, "".join(f"{line}\n" for line in kept))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces a file in one step: readers see the old text or the new."""
+    scratch = path.with_name(f".{path.name}.writing")
+    with scratch.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(scratch, path)
+
+
+def environment() -> dict[str, Any]:
+    """Versions, devices, commit and command of this process."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in _PACKAGES},
+        "devices": [f"{device.platform}:{device.device_kind}" for device in jax.devices()],
+        "processes": jax.process_count(),
+        "cpu_count": os.cpu_count(),
+        "commit": _git_commit(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _git_commit() -> str | None:
+    root = Path(__file__).parent.parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None  # an installed wheel, or no git
+    return done.stdout.strip()
