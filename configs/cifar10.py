@@ -25,6 +25,7 @@ def small_mlp(method: str, beta: float) -> ConfigDict:
     config.vib.covariance = "full"
     config.vib.train_samples = 5
     config.vib.test_samples = 10
+    config.steps_per_dispatch = 20
     return config
 
 
@@ -42,7 +43,7 @@ def resnet20(method: str, beta: float) -> ConfigDict:
     config.vib.covariance = "diagonal"
     config.vib.train_samples = 10
     config.vib.test_samples = 20
-    config.steps_per_dispatch = 10
+    config.steps_per_dispatch = 1
     return config
 
 

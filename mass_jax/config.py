@@ -63,7 +63,7 @@ SCHEMA: dict[str, Field] = {
         8, int, "r, size of f(x) in MASS and VIB", positive=True, high=4096
     ),
     "num_components": Field(4, int, "Gaussians per class mixture", positive=True, high=1000),
-    "initialisation": Field("mle", str, "of q in MASS", (*INITIALISATIONS, "mle")),
+    "initialisation": Field("zeros", str, "of q in MASS", (*INITIALISATIONS, "mle")),
     "dropout_rate": Field(0.0, float, "after each hidden nonlinearity (small_mlp)", high=0.99),
     "batch_norm": Field(True, bool, "BatchNorm in small_mlp"),
     "weight_decay": Field(0.0, float, "L2, added to the gradient", high=1e3),

@@ -51,7 +51,6 @@ def log_prob(mixture: GaussianMixture, z: jax.Array) -> jax.Array:
       >>> log_prob(standard, jnp.zeros((1, 2))).round(4).tolist()
       [-1.8379]
     """
-    lead = mixture.logits.shape[:-1]
     dim = mixture.means.shape[-1]
     if z.ndim != 2 or z.shape[-1] != dim:
         raise ValueError(f"z has shape {z.shape}; this mixture needs (batch, {dim})")
@@ -65,7 +64,7 @@ def log_prob(mixture: GaussianMixture, z: jax.Array) -> jax.Array:
     log_det = jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)
     log_weight = jax.nn.log_softmax(mixture.logits, axis=-1)
     offset = (log_weight - log_det - 0.5 * dim * _LOG_2PI).reshape(1, -1)
-    component = (offset - 0.5 * distance).reshape(z.shape[0], *lead, -1)  # [B, ..., M]
+    component = (offset - 0.5 * distance).reshape(z.shape[0], *mixture.logits.shape)  # [B, ..., M]
     return jax.nn.logsumexp(component, axis=-1)
 
 

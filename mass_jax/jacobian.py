@@ -144,16 +144,17 @@ def summed_jacobian(
 def half_log_det_gram(jacobian: jax.Array, singular: SingularPolicy = "floor") -> jax.Array:
     r"""``1/2 log det(J J^T)`` of given Jacobians, sound in float32.
 
-    Rows of ``J`` are first divided by their norms, so the Cholesky factor is of
-    a correlation-like matrix whatever the scale of the network. Products are
-    taken in the highest matmul precision. The derivative is the closed form
-    ``(J J^T)^-1 J``, itself differentiable.
+    Rows of ``J`` are first divided by their norms, so the Cholesky factors are of
+    correlation-like matrices whatever the scale of the network; two passes of
+    Cholesky QR keep the error proportional to the condition of ``J``, not to its
+    square. Products are taken in the highest matmul precision. The derivative is
+    the closed form ``(J J^T)^-1 J``, itself differentiable.
 
-    A Jacobian is treated as rank deficient when a pivot of that matrix falls
-    to rounding error. Its defined answer is then
+    A Jacobian is treated as rank deficient when, after the first pass, a pivot
+    falls to rounding error. Its defined answer is then
 
-    * ``"floor"``: the log-determinant of the scaled matrix plus a ridge of a few
-      rounding errors, finite, with the finite gradient of that expression;
+    * ``"floor"``: the log-determinant of the scaled matrix with a ridge of ``8 R``
+      rounding errors in each pass, finite, with the finite gradient of that;
     * ``"-inf"``: minus infinity, with gradient zero.
 
     An all-zero row counts with the smallest positive number of the dtype as
@@ -191,8 +192,7 @@ def half_log_det_slogdet(jacobian: jax.Array) -> jax.Array:
     Returns:
       ``[...]``, nats.
     """
-    gram = jnp.einsum("...rd,...sd->...rs", jacobian, jacobian, precision=_HIGHEST)
-    return 0.5 * jnp.linalg.slogdet(gram).logabsdet
+    return 0.5 * jnp.linalg.slogdet(_gram(jacobian)).logabsdet
 
 
 def _half_log_det_and_pseudo_inverse(
@@ -204,32 +204,51 @@ def _half_log_det_and_pseudo_inverse(
     check_not_expanding(*jacobian.shape[-2:])
     dtype = jnp.promote_types(jacobian.dtype, jnp.float32)  # bfloat16 is too coarse here
     jacobian = jacobian.astype(dtype)
-    tiny = jnp.finfo(dtype).tiny
-    # Two-stage norm: entries near the largest float must not overflow when squared.
-    largest = jnp.maximum(jnp.max(jnp.abs(jacobian), axis=-1, keepdims=True), tiny)
+    # Two-stage norm: entries near the largest float must not overflow when squared. A
+    # zero row is divided by one; dividing by tiny numbers instead invites 0 / 0, since XLA
+    # may turn a / b / c into a / (b c).
+    largest = jnp.max(jnp.abs(jacobian), axis=-1, keepdims=True)
+    is_zero = largest == 0
+    largest = jnp.where(is_zero, 1.0, largest)
     shrunk = jacobian / largest
     squared = jnp.sum(shrunk * shrunk, axis=-1, keepdims=True)  # [..., R, 1], 0 or in [1, D]
-    norm = jnp.sqrt(jnp.maximum(squared, tiny))
+    norm = jnp.sqrt(jnp.where(is_zero, 1.0, squared))
     unit_rows = shrunk / norm
 
-    gram = jnp.einsum("...rd,...sd->...rs", unit_rows, unit_rows, precision=_HIGHEST)
-    ridge = 8.0 * gram.shape[-1] * jnp.finfo(dtype).eps
-    pivots = jnp.square(_diagonal(jnp.linalg.cholesky(gram)))
-    deficient = ~(jnp.min(pivots, axis=-1) > ridge)  # also true where Cholesky gave NaN
+    # Cholesky QR in two passes. The Gram matrix squares the condition of J; orthogonalising
+    # with its (shifted) factor first leaves a second Gram matrix near the identity, and
+    # det(J J^T) = det(L1)^2 det(Q1 Q1^T) holds exactly for any factor L1.
+    shift = 8.0 * jacobian.shape[-2] * jnp.finfo(dtype).eps
+    gram = _gram(unit_rows)
     identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=dtype), gram.shape)
-    factor = jnp.linalg.cholesky(gram + ridge * deficient[..., None, None] * identity)
+    first = jnp.linalg.cholesky(gram + shift * identity)
+    first_inverse = inverse_lower(first)
+    nearly_orthonormal = _product(first_inverse, unit_rows)
+    gram = _gram(nearly_orthonormal)
+    pivots = jnp.square(_diagonal(jnp.linalg.cholesky(gram)))
+    # A failed Cholesky gives NaN pivots: deficient. A NaN in J itself must stay one.
+    is_nan = jnp.isnan(jnp.sum(gram, axis=(-2, -1)))
+    deficient = ~(jnp.min(pivots, axis=-1) > shift) & ~is_nan
+    second = jnp.linalg.cholesky(gram + shift * deficient[..., None, None] * identity)
 
-    log_scale = jnp.log(largest[..., 0]) + jnp.log(norm[..., 0])  # [..., R]
-    value = jnp.sum(jnp.log(_diagonal(factor)) + log_scale, axis=-1)
+    log_scale = jnp.log(largest) + jnp.log(norm)
+    log_scale = jnp.where(is_zero, jnp.log(jnp.finfo(dtype).tiny), log_scale)[..., 0]  # [..., R]
+    value = jnp.sum(jnp.log(_diagonal(first)) + jnp.log(_diagonal(second)) + log_scale, axis=-1)
 
-    inverse = inverse_lower(factor)
-    solved = jnp.einsum("...qr,...qs,...sd->...rd", inverse, inverse, unit_rows, precision=_HIGHEST)
-    # A zero row divides by `tiny`: its numerator is an exact zero, so its gradient is too.
+    inverse = _product(inverse_lower(second), first_inverse)
+    solved = _product(jnp.swapaxes(inverse, -1, -2), _product(inverse, unit_rows))
     gradient = solved / norm / largest
     if singular == "-inf":
         value = jnp.where(deficient, -jnp.inf, value)
         gradient = jnp.where(deficient[..., None, None], 0.0, gradient)
     return value, gradient
+
+
+def _gram(rows: jax.Array) -> jax.Array:
+    return jnp.einsum("...rd,...sd->...rs", rows, rows, precision=_HIGHEST)
+
+
+_product = partial(jnp.matmul, precision=_HIGHEST)
 
 
 @jax.custom_jvp
@@ -255,8 +274,7 @@ def _inverse_lower_jvp(
     primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     inverse = inverse_lower(primals[0])
-    product = partial(jnp.matmul, precision=_HIGHEST)
-    return inverse, -product(product(inverse, jnp.tril(tangents[0])), inverse)
+    return inverse, -_product(_product(inverse, jnp.tril(tangents[0])), inverse)
 
 
 class JacobianEstimator(NamedTuple):

@@ -6,6 +6,7 @@ A config file is Python code and is executed: run only files you trust.
 import argparse
 import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
         for library in ("absl", "jax", "orbax"):
             logging.getLogger(library).setLevel(logging.ERROR)
         config = resolve(apply_overrides(command_line.load_config(options.config), overrides))
+        _use_compilation_cache()
         _join_cluster(options)
         workdir = Path(options.workdir) if options.workdir else Path("runs") / run_name(config)
         results = _run(config, workdir, options)
@@ -68,6 +70,13 @@ def _run(config: ConfigDict, workdir: Path, options: argparse.Namespace) -> dict
         if options.mode == "evaluate":
             return evaluate(config, dataset, workdir)
         return train(config, dataset, workdir, quiet=options.quiet)
+
+
+def _use_compilation_cache() -> None:
+    """Compiled steps are kept, so that a re-run or resume starts in seconds."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
+        jax.config.update("jax_compilation_cache_dir", str(cache / "mass_jax"))
 
 
 def _join_cluster(options: argparse.Namespace) -> None:

@@ -36,6 +36,12 @@ def classification_metrics(log_probs: ArrayLike, labels: ArrayLike) -> dict[str,
         raise ValueError(
             f"log_probs {log_probs.shape} and labels {labels.shape}: need (N, K) and (N,), N > 0"
         )
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(f"labels have type {labels.dtype}; need integers")
+    if labels.min() < 0 or labels.max() >= log_probs.shape[1]:
+        raise ValueError(
+            f"labels run from {labels.min()} to {labels.max()}; need 0 to {log_probs.shape[1] - 1}"
+        )
     if np.isnan(log_probs).any():
         raise ValueError("log_probs hold NaN")
     probs = np.exp(log_probs)
@@ -154,6 +160,10 @@ def detection_metrics(scores_in: ArrayLike, scores_out: ArrayLike) -> dict[str, 
       (1.0, 1.0, 0.0)
     """
     scores_in, scores_out = np.asarray(scores_in, np.float64), np.asarray(scores_out, np.float64)
+    if scores_in.ndim != 1 or scores_out.ndim != 1:
+        raise ValueError(
+            f"scores have shapes {scores_in.shape}, {scores_out.shape}; need (N,), (M,)"
+        )
     if scores_in.size == 0 or scores_out.size == 0:
         raise ValueError("detection needs examples on both sides")
     if np.isnan(scores_in).any() or np.isnan(scores_out).any():

@@ -9,9 +9,6 @@ from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from mass_jax.gaussian_mixture import GaussianMixture
 
-# Log-weight of a component a class has no points for: zero weight, finite gradient.
-_ABSENT = -1e4
-
 
 def fit_class_mixtures(
     representations: np.ndarray,
@@ -27,8 +24,8 @@ def fit_class_mixtures(
 
     Robust to what untrained and saturated networks produce:
 
-    * a class with fewer points than components gets as many components as it
-      can support; the others keep weight zero;
+    * a class with fewer points than components gets as many as it can support,
+      repeated with their weights shared out: the density is that of the fewer;
     * every covariance gets a ridge of ``relative_floor`` times the mean variance
       of all representations, so constant or collinear outputs have a density;
     * a class without points gets the Gaussian of all points.
@@ -59,14 +56,16 @@ def fit_class_mixtures(
         raise ValueError("representations hold NaN or infinity; nothing was fitted")
     if len(points) == 0:
         raise ValueError("no representations to fit a mixture to")
+    if not np.issubdtype(classes.dtype, np.integer):
+        raise ValueError(f"labels have type {classes.dtype}; need integers")
     if classes.min() < 0 or classes.max() >= num_classes:
         raise ValueError(
             f"labels run from {classes.min()} to {classes.max()}; need 0 to {num_classes - 1}"
         )
-    # A constant network has variance zero; unit variance then sets the scale.
-    ridge = relative_floor * (float(points.var(axis=0).mean()) or 1.0)
     # EM runs on points of unit spread: its own thresholds are absolute numbers.
-    centre, spread = points.mean(axis=0), float(np.sqrt(ridge / relative_floor))
+    centre, spread = points.mean(axis=0), float(np.sqrt(points.var(axis=0).mean()))
+    if spread <= 1e-12 * np.abs(points).max():
+        spread = 1.0  # a constant network, up to rounding
     scaled = (points - centre) / spread
     fitted = [
         _fit_one(
@@ -96,7 +95,6 @@ def _fit_one(
     floor: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits ``[M]``, means ``[M, R]`` and factors ``[M, R, R]`` of one class."""
-    dim = points.shape[1]
     supported = min(wanted_components, len(np.unique(points, axis=0)))
     if len(points) == 1:  # scikit-learn wants two points; doubling one changes nothing
         points = np.repeat(points, 2, axis=0)
@@ -111,10 +109,9 @@ def _fit_one(
         # Stopping at max_iterations is a choice of the caller, not a fault.
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(points)
-    logits = np.full(num_components, _ABSENT)
-    means = np.zeros((num_components, dim))
-    scales = np.broadcast_to(np.eye(dim), (num_components, dim, dim)).copy()
-    logits[:supported] = np.log(np.maximum(model.weights_, np.exp(_ABSENT / 100)))
-    means[:supported] = model.means_
-    scales[:supported] = np.linalg.cholesky(model.covariances_)
-    return logits, means, scales
+    # Component j repeats component j mod `supported`.
+    source = np.arange(num_components) % supported
+    share = model.weights_ / np.bincount(source, minlength=supported)
+    logits = np.log(np.maximum(share, np.finfo(np.float32).tiny))
+    factors = np.linalg.cholesky(model.covariances_)
+    return logits[source], model.means_[source], factors[source]

@@ -65,9 +65,9 @@ def make_train_step(experiment: Experiment, normalisation: Normalisation) -> Ste
             **{name: term.mean(axis_name) for name, term in loss.terms.items()},
             "accuracy": accuracy,
             "learning_rate": jnp.asarray(experiment.schedule(state.step), jnp.float32),
-            "gradient_norm": optax.global_norm((gradient.network, gradient.head)),
+            "gradient_norm": optax.tree.norm((gradient.network, gradient.head)),
             # NaN or infinity anywhere in the state makes this non-finite.
-            "parameter_norm": optax.global_norm(params),
+            "parameter_norm": optax.tree.norm(params),
         }
         return TrainState(state.step + 1, params, opt_state), metrics
 

@@ -49,10 +49,17 @@ class Interrupted(Exception):
 
 
 class Start(NamedTuple):
-    """Where a run begins: a state, and the seconds spent to get there."""
+    """Where a run begins.
+
+    Attributes:
+      state: initial, or from a checkpoint.
+      seconds: spent to get there.
+      unvalidated_row: the metric row of that step, if a signal came before its validation.
+    """
 
     state: TrainState
-    seconds: float
+    seconds: float = 0.0
+    unvalidated_row: dict[str, Any] | None = None
 
 
 def train(
@@ -136,7 +143,7 @@ def check_same_run(config: ConfigDict, workdir: Path) -> None:
     """Refuses a workdir of another configuration, naming the differences."""
     try:
         saved = json.loads((workdir / CONFIG).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError):
         raise ConfigError(f"{workdir / CONFIG} cannot be read; use another --workdir") from None
@@ -154,7 +161,7 @@ def _start(
     state = experiment.initial_state()
     found = checkpoint.restore_latest(workdir / CHECKPOINTS)
     if found is None:
-        return Start(state, 0.0)
+        return Start(state)
     if found.meta.get("data_sha256") != checksums:
         raise ConfigError(
             f"{workdir}: its checkpoint was trained on other data; use another --workdir"
@@ -164,7 +171,11 @@ def _start(
             f"{workdir}: its checkpoint is at step {found.step}, beyond config.steps={config.steps}"
         )
     logging.info("resuming at step %d", found.step)
-    return Start(checkpoint.into_tree(state, found.arrays), float(found.meta["seconds"]))
+    return Start(
+        checkpoint.into_tree(state, found.arrays),
+        float(found.meta["seconds"]),
+        found.meta.get("unvalidated_row"),
+    )
 
 
 def _run_steps(
@@ -187,9 +198,14 @@ def _run_steps(
     began = time.monotonic() - start.seconds
     digest = ""
 
-    def save(validation: dict[str, float]) -> str:
+    def validation_now() -> dict[str, float]:
+        params = jax.tree.map(jnp.asarray, runner.fetch_state(state).params)
+        return validate(config, experiment, dataset, predict, params)
+
+    def save(validation: dict[str, float], unvalidated_row: dict[str, Any] | None) -> str:
         meta = {
             "seconds": time.monotonic() - began,
+            "unvalidated_row": unvalidated_row,
             "data_sha256": checksums,
             "config": flatten(config.to_dict()),
             "input_shape": list(dataset.input_shape),
@@ -206,6 +222,10 @@ def _run_steps(
     with contextlib.ExitStack() as stack:
         # Every process computes the same rows; only process 0 writes them down.
         log = stack.enter_context(RunLog(workdir, step, config.steps, quiet)) if writes else None
+        if start.unvalidated_row is not None:
+            row = {**start.unvalidated_row, **validation_now()}
+            if log is not None:
+                log.row(row)
         for count, rows in source.blocks(step):
             block_began = time.monotonic()
             state, history = runner.run(state, data, rows, count, experiment.keys.step)
@@ -214,21 +234,29 @@ def _run_steps(
             _check_finite(history, step)
             first, step = step, step + count
             stopping = _any_process(stop.signum)
-            due = [s for s in range(first + 1, step + 1) if s % config.log_every == 0]
-            at_event = _is_due(step, config.eval_every, config.steps)
+            to_validate = _is_due(step, config.eval_every, config.steps)
+            due = {s for s in range(first + 1, step + 1) if s % config.log_every == 0}
+            table = [
+                {"step": at}
+                | {name: float(values[at - first - 1]) for name, values in history.items()}
+                | {"examples_per_second": rate * config.batch_size}
+                for at in sorted(due | {step} if to_validate else due)
+            ]
             validation: dict[str, float] = {}
-            if at_event and not stopping:
-                host_params = jax.tree.map(jnp.asarray, runner.fetch_state(state).params)
-                validation = validate(config, experiment, dataset, predict, host_params)
-                stopping = stopping or _any_process(stop.signum)
+            unvalidated_row = None
+            if to_validate and stopping and step < config.steps:
+                # A signal does not wait for validation: the next start makes up for it.
+                unvalidated_row = table.pop()
+            elif to_validate:
+                validation = validation_now()
+                table[-1] |= validation
+                stopping = _any_process(stop.signum)
             if log is not None:
-                for at in sorted({*due, *([step] if at_event else [])}):
-                    row = {name: float(values[at - first - 1]) for name, values in history.items()}
-                    row["examples_per_second"] = rate * config.batch_size
-                    log.row({"step": at, **row, **(validation if at == step else {})})
+                for row in table:
+                    log.row(row)
                 log.progress(step, float(history["loss"][-1]), rate)
             if stopping or _is_due(step, config.checkpoint_every, config.steps):
-                digest = save(validation)
+                digest = save(validation, unvalidated_row)
             if stopping and step < config.steps:
                 raise Interrupted(stopping, step)
     if not digest:  # the checkpoint was already at the last step

@@ -1,8 +1,16 @@
 """Shared settings: CPU, strict shapes, both precisions, fixed keys."""
 
 import os
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Shared by test workers and by the commands tests start; never the user's own.
+CACHE = Path(tempfile.gettempdir()) / f"mass_jax_test_cache_{os.getuid()}"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+
+# Small programs, many of them: compiling fast matters more than running fast.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 from collections.abc import Iterator
 from typing import NamedTuple

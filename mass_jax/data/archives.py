@@ -11,6 +11,7 @@ import json
 import lzma
 import pickle
 import tarfile
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -32,6 +33,7 @@ _PER_FILE = 10_000
 _TRAIN_FILES = [f"data_batch_{i}" for i in range(1, 6)]
 # No member of a genuine archive is larger; a bomb would be.
 _LARGEST_MEMBER = 64 * 1024 * 1024
+_LARGEST_NPZ = 512 * 1024 * 1024
 
 # What a reader may raise on a file that is not what it should be.
 _DAMAGE = (
@@ -50,12 +52,12 @@ _DAMAGE = (
     OSError,
     ValueError,
     TypeError,
-    KeyError,
-    IndexError,
+    LookupError,
     AttributeError,
     OverflowError,
     MemoryError,
-    NotImplementedError,
+    RuntimeError,
+    tokenize.TokenError,
     SyntaxError,  # Pillow's word for a broken PNG
 )
 
@@ -91,8 +93,11 @@ def _decoding(path: Path, reader: Callable[[Path], Any]) -> Any:
         raise DataError(f"{path}: no such file; check --from and --labels")
     try:
         return reader(path)
-    except DataError:
-        raise
+    except DataError as error:
+        message = str(error)
+        raise DataError(
+            message if message.startswith(str(path)) else f"{path}: {message}"
+        ) from None
     except _DAMAGE as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(
@@ -217,7 +222,10 @@ def _read_label_lines(path: Path) -> np.ndarray:
 
 def _read_npz(path: Path) -> Arrays:
     """``x_train, y_train, x_test, y_test`` (either pair may be missing)."""
-    with np.load(path, allow_pickle=False) as archive:
+    with zipfile.ZipFile(path) as members:
+        if sum(member.file_size for member in members.infolist()) > _LARGEST_NPZ:
+            raise DataError(f"{path}: larger than any genuine file when unpacked")
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         found = {
             split: (archive[f"x_{split}"], _as_labels(archive[f"y_{split}"].ravel()))
             for split in ("train", "test")

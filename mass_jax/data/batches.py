@@ -13,6 +13,8 @@ import numpy as np
 
 from mass_jax.data.errors import DataError
 
+_SUBSET_TAG = 2**32 - 1
+
 
 class Subset(NamedTuple):
     """Disjoint rows of the training split, each ``[n]`` int32."""
@@ -131,7 +133,8 @@ def evaluation_batches(num_examples: int, batch_size: int) -> Iterator[Evaluatio
 
 def _permutation(key: jax.Array, size: int) -> np.ndarray:
     seed = tuple(np.asarray(jax.random.key_data(key)).tolist())
-    return np.random.default_rng(seed).permutation(size).astype(np.int32)
+    # NumPy pads seeds with zeros: the tag keeps this apart from epoch 0 of the same key.
+    return np.random.default_rng((*seed, _SUBSET_TAG)).permutation(size).astype(np.int32)
 
 
 @lru_cache(maxsize=4)

@@ -115,7 +115,19 @@ def dataset_from_arrays(
                 f"{train.images.shape[1:]}; they must agree"
             )
     statistics = normalisation or statistics_of(train.images)
+    _check_normalisation(statistics, train.images.shape[-1])
     return Dataset(name, train, test, classes, statistics, others)
+
+
+def _check_normalisation(normalisation: Normalisation, channels: int) -> None:
+    mean, std = (np.asarray(part) for part in normalisation)
+    if mean.shape != (channels,) or std.shape != (channels,):
+        raise DataError(
+            f"normalisation has shapes {mean.shape} and {std.shape}; need ({channels},), a value "
+            "per channel"
+        )
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std > 0).all()):
+        raise DataError("normalisation must be finite, with std above 0")
 
 
 def _checked_split(
@@ -132,7 +144,8 @@ def _checked_split(
     if images.dtype != np.uint8:
         if not np.issubdtype(images.dtype, np.number) or np.iscomplexobj(images):
             raise DataError(f"{what} images have type {images.dtype}; need uint8 or float")
-        images = images.astype(np.float32)
+        with np.errstate(over="ignore"):  # found and named in the next line
+            images = images.astype(np.float32)
         if not np.isfinite(images).all():
             raise DataError(f"{what} images hold NaN or infinity")
     if labels.shape != images.shape[:1]:
@@ -143,8 +156,8 @@ def _checked_split(
         raise DataError(f"{what} labels have type {labels.dtype}; need integers")
     if labels.min() < 0 or (num_classes is not None and labels.max() >= num_classes):
         raise DataError(
-            f"{what} labels run from {labels.min()} to {labels.max()}; need 0 to "
-            f"{'classes' if num_classes is None else num_classes} - 1"
+            f"{what} labels run from {labels.min()} to {labels.max()}; need whole numbers from 0"
+            + ("" if num_classes is None else f" to {num_classes - 1}")
         )
     return Split(np.ascontiguousarray(images), labels.astype(np.int32))
 

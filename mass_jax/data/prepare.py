@@ -56,9 +56,13 @@ def prepare_from_files(
     """
     if file_format == "tfrecord" and find_spec("tensorflow") is None:
         raise DataError(
-            "--file_format=tfrecord is written by TensorFlow: pip install 'mass-jax[tensorflow]', "
+            "--file_format=tfrecord is written by TensorFlow: pip install tensorflow, "
             "or leave the flag out for array_record"
         )
+    if name == "cifar10" and len(sources) > 1:
+        raise DataError("cifar10 comes from one file; give --from once")
+    if labels is not None and name == "cifar10":
+        raise DataError("--labels belongs to a tile grid of svhn_cropped")
     existing = tfds_source.prepared_directory(name, data_dir)
     if existing is not None and not overwrite:
         raise DataError(f"{existing}: already prepared; add --overwrite to replace it")
@@ -102,8 +106,9 @@ def _write(
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         for leftover in data_dir.glob(f".preparing-{name}-*"):
-            shutil.rmtree(leftover, ignore_errors=True)  # of a killed preparation
-        scratch = Path(tempfile.mkdtemp(prefix=f".preparing-{name}-", dir=data_dir))
+            if not _is_alive(leftover):
+                shutil.rmtree(leftover, ignore_errors=True)  # of a killed preparation
+        scratch = Path(tempfile.mkdtemp(prefix=f".preparing-{name}-{os.getpid()}-", dir=data_dir))
     except OSError as error:
         raise DataError(f"{data_dir}: cannot write here ({error.strerror})") from None
     try:
@@ -123,12 +128,27 @@ def _write(
         final = data_dir / written.relative_to(scratch)
         final.parent.mkdir(parents=True, exist_ok=True)
         if final.exists():
-            shutil.rmtree(final)
+            os.replace(final, scratch / "replaced")
         os.replace(written, final)
-    except OSError as error:
-        raise DataError(f"{data_dir}: preparing {name} failed ({error})") from None
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{data_dir}: preparing {name} failed ({reason})") from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _is_alive(scratch: Path) -> bool:
+    """Whether the process that works in a scratch directory still runs."""
+    try:
+        owner = int(scratch.name.split("-")[-2])
+        if owner == os.getpid():
+            return False  # of an earlier attempt in this process
+        os.kill(owner, 0)
+    except (ValueError, ProcessLookupError):
+        return False
+    except PermissionError:
+        pass  # it runs, for somebody else
+    return True
 
 
 def _builder_class(name: str, arrays: Arrays) -> Any:
@@ -185,13 +205,16 @@ def download(name: str, data_dir: Path) -> None:
         ) from None
     import tensorflow_datasets as tfds
 
-    tfds.builder(name, data_dir=data_dir, file_format="array_record").download_and_prepare()
+    try:
+        tfds.builder(name, data_dir=data_dir, file_format="array_record").download_and_prepare()
+    except Exception as error:  # TFDS and its hosts fail in many ways; one line for all
+        raise DataError(f"{name}: TFDS failed ({' '.join(str(error).split())[:200]})") from None
 
 
 def ways_to_get(name: str, data_dir: Path) -> str:
     """The two ways to an unprepared dataset, as commands."""
     command = f"python -m mass_jax.data.prepare {name} --data_dir={data_dir}"
-    online = f"with a network, pip install 'mass-jax[tensorflow]' and run {command}"
+    online = f"with a network, pip install tensorflow and run {command}"
     if name not in KNOWN_SPLITS:
         return online
     return f"{online}; or from a file you have, {command} --from=FILE"

@@ -39,6 +39,8 @@ def load_dataset(
     """
     if name == "digits":
         return digits()
+    if isinstance(ood, str):
+        ood = (ood,)
     directory = tfds_source.resolve_data_dir(data_dir)
     for needed in (name, *ood):
         _ensure_prepared(needed, directory)

@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from importlib.util import find_spec
@@ -17,10 +18,11 @@ from typing import Any
 
 import numpy as np
 from array_record.python.array_record_data_source import ArrayRecordDataSource
+from google.protobuf.json_format import ParseError
 from google.protobuf.message import DecodeError
 from PIL import Image
 
-from mass_jax.data.dataset import Split, sha256_of_array
+from mass_jax.data.dataset import Split
 from mass_jax.data.errors import DataError
 from mass_jax.data.known import KNOWN_SPLITS, verify_split
 from mass_jax.data.tf_example import parse_image_example
@@ -42,9 +44,10 @@ def prepared_directory(name: str, data_dir: Path) -> Path | None:
       name: a TFDS name, ``dataset`` or ``dataset/config``.
       data_dir: TFDS data directory.
     """
+    versions = (data_dir / name.strip("/")).glob("*/dataset_info.json") if name.strip("/.") else ()
     found = sorted(
-        (path.parent for path in data_dir.glob(f"{name}/*/dataset_info.json")),
-        key=lambda path: [int(part) if part.isdigit() else -1 for part in path.name.split(".")],
+        (p.parent for p in versions if re.fullmatch(r"\d+\.\d+\.\d+", p.parent.name)),
+        key=lambda path: [int(part) for part in path.name.split(".")],
     )
     return found[-1] if found else None
 
@@ -114,6 +117,7 @@ def decode_split(directory: Path, split: str) -> Split:
         TypeError,
         SyntaxError,  # Pillow's word for a broken PNG
         DecodeError,
+        ParseError,
     ) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(f"{directory}: cannot be read ({reason}); prepare it again") from None
@@ -125,7 +129,7 @@ def _decode_with_tensorflow(builder: Any, directory: Path, split: str) -> Split:
     if find_spec("tensorflow") is None:
         raise DataError(
             f"{directory}: prepared as tfrecord, which only TensorFlow reads; "
-            "pip install 'mass-jax[tensorflow]' or prepare it again as array_record"
+            "pip install tensorflow or prepare it again as array_record"
         )
     examples = list(tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False)))
     return _in_order(
@@ -165,14 +169,13 @@ def _read_cache(cache: Path, fingerprint: str) -> Split | None:
         manifest = json.loads((cache / "manifest.json").read_text())
         if manifest["fingerprint"] != fingerprint:
             return None
-        arrays = [np.load(cache / f"{part}.npy", allow_pickle=False) for part in Split._fields]
-        digests = [sha256_of_array(array) for array in arrays]
+        stored = [(cache / f"{part}.npy").read_bytes() for part in Split._fields]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if digests != [manifest.get(part) for part in Split._fields]:
+    if [hashlib.sha256(d).hexdigest() for d in stored] != [manifest.get(p) for p in Split._fields]:
         logging.warning("%s: cached copy is damaged; decoding again", cache)
         return None
-    return Split(*arrays)
+    return Split(*(np.load(io.BytesIO(d), allow_pickle=False) for d in stored))
 
 
 def _write_cache(cache: Path, split: Split, fingerprint: str) -> None:
@@ -187,7 +190,7 @@ def _write_cache(cache: Path, split: Split, fingerprint: str) -> None:
         manifest = {"fingerprint": fingerprint}
         for part, array in zip(Split._fields, split, strict=True):
             np.save(scratch / f"{part}.npy", array)
-            manifest[part] = sha256_of_array(array)
+            manifest[part] = hashlib.sha256((scratch / f"{part}.npy").read_bytes()).hexdigest()
         (scratch / "manifest.json").write_text(json.dumps(manifest))
         shutil.rmtree(cache, ignore_errors=True)
         os.replace(scratch, cache)

@@ -1,0 +1,18 @@
+"""SoftmaxCE on the bundled digits.
+
+    python -m mass_jax.main --config=configs/softmax_ce_digits.py
+
+Cost: @@
+Expected: @@
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.method = "softmax_ce"
+    config.beta = 0.0
+    return config
