@@ -190,6 +190,7 @@ def represent(
       mode, chunk_size, singular: see `mass_jax.half_log_det_jjt`; ``"paper"``
         couples the examples and so takes neither forward mode nor chunks.
     """
+    jacobian.check_mode(mode)
     if batch_stats not in BATCH_STATS:
         raise ValueError(f"batch_stats={batch_stats!r}: choose one of {list(BATCH_STATS)}")
     if num_jacobian > 0 and batch_stats == "paper":
@@ -384,7 +385,7 @@ def _example_fn(apply_fn: ApplyFn, params: PyTree, x: jax.Array) -> ExampleFn:
     for candidate in (on_example, on_batch_of_one):
         try:
             output = jax.eval_shape(candidate, x[0])
-        except (TypeError, ValueError, IndexError, AttributeError) as error:
+        except Exception as error:  # the user's function meets a shape it was not made for
             problem = f"{type(error).__name__}: {error}"
             continue
         if getattr(output, "ndim", None) == 1:

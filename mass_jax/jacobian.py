@@ -11,7 +11,7 @@ authors compute there, and `information.py` offers both definitions.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -53,14 +53,9 @@ def per_example_jacobian(
       [[[2.0, 1.0]]]
     """
     output_dim, input_dim = _example_dims(f, x)
-    differentiate = {
-        "forward": jax.jacfwd,
-        "reverse": jax.jacrev,
-        "auto": jax.jacrev if output_dim <= input_dim else jax.jacfwd,
-    }
-    if mode not in differentiate:
-        raise ValueError(f"mode={mode!r}: choose one of {sorted(differentiate)}")
-    jacobian = differentiate[mode](f)
+    check_mode(mode)
+    forward = mode == "forward" or (mode == "auto" and output_dim > input_dim)
+    jacobian = jax.jacfwd(f) if forward else jax.jacrev(f)
     return map_examples(lambda v: jacobian(v).reshape(output_dim, input_dim), x, chunk_size)
 
 
@@ -324,6 +319,12 @@ def num_jacobian_examples(
     if not 1 <= sub_batch <= batch_size:
         raise ValueError(f"sub_batch={sub_batch}: must be from 1 to the batch size, {batch_size}")
     return sub_batch
+
+
+def check_mode(mode: str) -> None:
+    """Refuses a mode of differentiation that does not exist."""
+    if mode not in get_args(JacobianMode):
+        raise ValueError(f"mode={mode!r}: choose one of {sorted(get_args(JacobianMode))}")
 
 
 def check_not_expanding(output_dim: int, input_dim: int) -> None:

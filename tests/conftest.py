@@ -10,7 +10,9 @@ CACHE = Path(tempfile.gettempdir()) / f"mass_jax_test_cache_{os.getuid()}"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 
 # Small programs, many of them: compiling fast matters more than running fast.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+)
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -312,7 +312,11 @@ SHARDED = {
 @float64
 @pytest.mark.parametrize(
     ("case", "device_counts", "dropout_rate"),
-    [*((case, (2, 4), 0.0) for case in SHARDED), ("mass paper", (2,), 0.3)],
+    [
+        *((case, (2, 4), 0.0) for case in SHARDED),
+        ("mass paper", (2,), 0.3),
+        ("mass frozen", (4,), 0.3),
+    ],
 )
 def test_devices_compute_what_one_would(case, device_counts, dropout_rate, tolerance):
     """Oracle: one device. Five Jacobian rows: no number of devices here divides that.

@@ -68,7 +68,7 @@ def method(
     names = [*gaussian_mixture.INITIALISATIONS, "mle"]
     if initialisation not in names:
         raise ValueError(f"initialisation={initialisation!r}: choose one of {names}")
-    prior = None if log_prior is None else np.asarray(log_prior, np.float32)
+    prior = None if log_prior is None else np.asarray(log_prior, np.float64)
 
     def init(
         key: jax.Array,
@@ -139,4 +139,4 @@ def method(
 
 
 def _prior(prior: np.ndarray | None) -> jax.Array | None:
-    return None if prior is None else jnp.asarray(prior)
+    return None if prior is None else jnp.asarray(prior, float)

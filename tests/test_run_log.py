@@ -1,0 +1,67 @@
+"""Logs: rows, their survival, progress without a terminal, atomic files."""
+
+import json
+
+import pytest
+
+from mass_jax import run_log
+from mass_jax.run_log import RunLog, write_atomically
+
+
+def rows_of(workdir):
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_rows_survive_and_lost_ones_are_cut(tmp_path):
+    """Oracle: by hand; rows 1 to 3, a crash, a resume at step 2."""
+    with RunLog(tmp_path, 0, 10, quiet=True) as log:
+        for step in (1, 2, 3):
+            log.row({"step": step, "loss": 1.0 / step})
+    with (tmp_path / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 4, "lo')
+    with RunLog(tmp_path, 2, 10, quiet=True) as log:
+        log.row({"step": 3, "loss": 0.5})
+    assert rows_of(tmp_path) == [
+        {"step": 1, "loss": 1.0},
+        {"step": 2, "loss": 0.5},
+        {"step": 3, "loss": 0.5},
+    ]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_progress_lines_without_a_terminal(tmp_path, capsys, quiet):
+    with RunLog(tmp_path, 0, 100, quiet=quiet) as log:
+        log.progress(10, 1.5, 2.0)
+        log.progress(11, 1.5, 2.0)  # too soon for another line
+        log.progress(100, 0.5, 2.0)
+    error = capsys.readouterr().err
+    assert error.count("\n") == (0 if quiet else 2)
+    if not quiet:
+        assert "step 10/100" in error
+        assert "0.8 minutes left" in error
+
+
+def test_the_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with RunLog(tmp_path, 0, 100, quiet=False) as log:
+        log.progress(60, 1.5, 2.0)
+    assert "60/100" in capsys.readouterr().err
+
+
+def test_replacing_a_file_leaves_one_file(tmp_path):
+    path = tmp_path / "file.json"
+    write_atomically(path, "old")
+    write_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["file.json"]
+
+
+def test_environment_names_what_is_needed_to_repeat_a_run(monkeypatch):
+    found = run_log.environment()
+    assert {"python", "packages", "devices", "commit", "command"} <= found.keys()
+    monkeypatch.setattr(run_log.subprocess, "run", raise_missing)
+    assert run_log.environment()["commit"] is None
+
+
+def raise_missing(*_, **__):
+    raise FileNotFoundError("git")
