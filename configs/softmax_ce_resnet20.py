@@ -1,6 +1,6 @@
 """SoftmaxCE on CIFAR-10 with ResNet20.
 
-    python -m mass_jax.main --config=configs/softmax_ce_resnet20.py --config.train_size=2500 --config.seed=0
+    python -m mass_jax.main --config=configs/softmax_ce_resnet20.py --config.train_size=2500
 
 Cost: @@
 Expected: test accuracy 50.0 / 67.5 / 81.7 % at 2,500 / 10,000 / 40,000 examples

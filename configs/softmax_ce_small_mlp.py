@@ -1,9 +1,10 @@
 """SoftmaxCE on CIFAR-10 with SmallMLP.
 
-    python -m mass_jax.main --config=configs/softmax_ce_small_mlp.py --config.train_size=2500 --config.seed=0
+    python -m mass_jax.main --config=configs/softmax_ce_small_mlp.py --config.train_size=2500
 
-Cost: @@
-Expected: test accuracy 34.2 / 44.6 / 52.7 % at 2,500 / 10,000 / 40,000 examples (arXiv:1905.07822, Tables 1 and 3 to 5; mean over 4 seeds).
+Cost: 2,000 steps in 1 minute on 2 CPU cores; 100,000 would take about 50.
+Expected: test accuracy 34.2 / 44.6 / 52.7 % at 2,500 / 10,000 / 40,000 examples
+(arXiv:1905.07822, Tables 1 and 3 to 5; mean over 4 seeds).
 Rows WD and D of the tables: --config.weight_decay=0.01, --config.dropout_rate=0.5.
 """
 

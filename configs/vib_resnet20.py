@@ -1,6 +1,6 @@
 """VIB (diagonal covariance) on CIFAR-10 with ResNet20.
 
-    python -m mass_jax.main --config=configs/vib_resnet20.py --config.train_size=2500 --config.seed=0
+    python -m mass_jax.main --config=configs/vib_resnet20.py --config.train_size=2500
 
 Cost: @@
 Expected: test accuracy 49.5 / 66.9 / 81.0 % at 2,500 / 10,000 / 40,000 examples and beta

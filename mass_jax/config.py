@@ -359,6 +359,22 @@ def config_hash(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:12]
 
 
+def as_command(config: Mapping[str, Any]) -> str:
+    """A command that computes the same run anywhere: no paths, no operational fields.
+
+    Example:
+      >>> as_command(default_config())
+      'python -m mass_jax.main'
+    """
+    usual = flatten(default_config())
+    changed = [
+        f"--config.{key}={_shown(value)}"
+        for key, value in flatten(config).items()
+        if value != usual[key] and key not in OPERATIONAL
+    ]
+    return " ".join(["python -m mass_jax.main", *changed])
+
+
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """Fields whose change would make a resumed run another one, as readable lines."""
     before, after = flatten(old), flatten(new)

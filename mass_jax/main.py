@@ -85,8 +85,15 @@ def _join_cluster(options: argparse.Namespace) -> None:
         if any(value is None for value in explicit):
             raise ConfigError("--coordinator, --num_processes and --process_id go together")
         jax.distributed.initialize(*explicit)
-    elif options.distributed:
+    elif options.distributed or _is_one_of_many():
         jax.distributed.initialize()
+
+
+def _is_one_of_many() -> bool:
+    """Whether Slurm or a TPU slice says that this process has companions."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    return (tasks.isdecimal() and int(tasks) > 1) or "," in hosts
 
 
 def summary(results: dict[str, Any], workdir: Path) -> str:

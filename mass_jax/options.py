@@ -58,13 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress, only the results")
     cluster = parser.add_argument_group(
-        "several hosts", "needed only where JAX cannot find out itself (not on TPU VMs or Slurm)"
+        "several hosts", "needed only where the environment does not tell (Slurm and TPU slices do)"
     )
     cluster.add_argument("--coordinator", metavar="HOST:PORT", help="address of process 0")
     cluster.add_argument("--num_processes", type=int, help="how many processes take part")
     cluster.add_argument("--process_id", type=int, help="which of them this is, from 0")
     cluster.add_argument(
-        "--distributed", action="store_true", help="join the cluster JAX finds (TPU VMs, Slurm)"
+        "--distributed", action="store_true", help="join the cluster that JAX itself finds"
     )
     return parser
 

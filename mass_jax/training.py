@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from mass_jax import checkpoint
-from mass_jax.config import ConfigError, config_hash, differences, flatten
+from mass_jax.config import ConfigError, as_command, config_hash, differences, flatten
 from mass_jax.data import Dataset, device_rows
 from mass_jax.evaluation import evaluate_run, make_predictor, validate
 from mass_jax.experiment import Experiment, TrainState, make_experiment
@@ -108,6 +108,7 @@ def train(
         "dropout_rate": config.dropout_rate,
         "weight_decay": config.weight_decay,
         **evaluate_run(config, experiment, dataset, state.params),
+        "command": as_command(config),
         "config_hash": config_hash(config),
         "data_sha256": checksums,
         "checkpoint_sha256": digest,

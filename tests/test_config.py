@@ -211,6 +211,15 @@ def test_absent_and_odd_config_files(tmp_path):
         load_config(str(odd))
 
 
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
+def test_the_command_of_a_run_gives_the_same_run(path):
+    """Oracle: parsing it again."""
+    config = resolve(load_config(str(path)))
+    options, overrides = parse(configuration.as_command(config).split()[3:])
+    again = resolve(apply_overrides(load_config(options.config), overrides))
+    assert configuration.config_hash(again) == configuration.config_hash(config)
+
+
 def test_help_names_every_field():
     text = configuration.help_text()
     assert all(f"--config.{key}=" in text for key in SCHEMA)

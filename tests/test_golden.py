@@ -22,6 +22,11 @@ from mass_jax.methods import vib
 from mass_jax.model import ModelParams
 from mass_jax.networks import TrainContext
 
+# The suite compiles without optimisation; second derivatives of convolutions need it.
+jit = partial(
+    jax.jit,
+    compiler_options={"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True},
+)
 GOLDEN = Path(os.environ.get("MASS_GOLDEN_DIR", Path(__file__).parent / "golden"))
 
 
@@ -217,7 +222,7 @@ def assert_loss_and_gradient(case, prefix, method, rtol):
         relu, candidates = assignments_of_signs(case.network, prefix)
         params = params.replace(module=params.module.clone(nonlinearity=relu))
 
-    @jax.jit
+    @jit
     def value_and_grad(params, signs):
         if relu is not None:
             relu.signs, relu.calls = signs, 0
@@ -276,21 +281,21 @@ def case(request, tolerance):
 
 
 def test_representation_densities_and_posterior(case, tolerance):
-    z = jax.jit(ModelParams.representation)(case.params, case.x)
+    z = jit(ModelParams.representation)(case.params, case.x)
     assert_close(z, case.golden["eval/z"], tolerance.golden)
     log_q = gaussian_mixture.log_prob(case.params.q, z)
     assert_close(log_q, case.golden["eval/log_q"], tolerance.golden)
     posterior = gaussian_mixture.log_posterior(log_q)
     assert_close(posterior, case.golden["eval/log_posterior"], tolerance.golden)
     method = mass_jax.make_method("mass", representation_dim=case.dim)
-    log_probs = jax.jit(method.log_probs)(case.params, case.x)
+    log_probs = jit(method.log_probs)(case.params, case.x)
     assert_close(log_probs, case.golden["eval/log_posterior"], tolerance.golden)
-    scores = jax.jit(method.ood_scores)(case.params, case.x)
+    scores = jit(method.ood_scores)(case.params, case.x)
     assert_close(scores["max_log_q"], -case.golden["eval/log_q"].max(-1), tolerance.golden)
 
 
 def test_loss_terms_and_per_example_log_determinants(case, tolerance):
-    @jax.jit
+    @jit
     def loss_terms(params, x):
         f = lambda v: params.representation(v[None])[0]
         log_q = gaussian_mixture.log_prob(params.q, params.representation(x))
@@ -302,7 +307,7 @@ def test_loss_terms_and_per_example_log_determinants(case, tolerance):
     assert_close(terms.entropy.mean(), case.golden["eval/entropy_term"], tolerance.golden)
     assert_close(terms.jacobian.mean(), case.golden["eval/jacobian_term"], tolerance.golden)
     cdi = case.golden["eval/entropy_term"] + case.golden["eval/jacobian_term"]
-    assert_close(jax.jit(mass_jax.cdi_loss)(case.params, case.x), cdi, tolerance.golden)
+    assert_close(jit(mass_jax.cdi_loss)(case.params, case.x), cdi, tolerance.golden)
 
 
 def test_full_batch_loss_and_every_gradient(case, tolerance):
@@ -316,7 +321,7 @@ def test_authors_training_step(case, tolerance):
     represent = partial(
         information.represent, num_jacobian=n, batch_stats="paper", context=TrainContext()
     )
-    seen = jax.jit(represent)(case.params, case.x)
+    seen = jit(represent)(case.params, case.x)
     assert_close(seen.z, case.golden["train/z"], tolerance.golden)
     method = case.method(sub_batch=n, batch_stats="paper")
     assert_loss_and_gradient(case, "train/", method, tolerance.golden)
@@ -359,7 +364,7 @@ def test_vib_with_given_noise(covariance, tolerance):
         _, seen = terms(params)
         return jnp.mean(seen.cross_entropy) + float(golden["beta"]) * jnp.mean(seen.rate)
 
-    encoding, seen = jax.jit(terms)(params)
+    encoding, seen = jit(terms)(params)
     assert_close(encoding.mean, golden["eval/mean"], rtol)
     scale = encoding.scale
     if covariance == "diagonal":
@@ -370,7 +375,7 @@ def test_vib_with_given_noise(covariance, tolerance):
     assert_close(seen.rate, golden["eval/rate"], rtol)
     assert_close(seen.rate.mean(), golden["eval/kl"], rtol)
 
-    loss, gradient = jax.jit(jax.value_and_grad(objective))(params)
+    loss, gradient = jit(jax.value_and_grad(objective))(params)
     assert_close(loss, golden["eval/loss"], rtol)
     network, _ = to_ours(golden, "eval/grad/", "small_mlp", golden["x"].shape[1:])
     expected = (network, head_of("eval/grad/"))

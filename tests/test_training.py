@@ -276,9 +276,12 @@ def test_a_full_disk_is_refused_before_training(tmp_path, capsys, monkeypatch):
 
 
 def test_streaming_from_the_host_equals_resident_data(unbroken, tmp_path):
-    """Oracle: the run with resident data."""
+    """Oracle: the run with resident data; another program, so equal up to rounding."""
     assert run(tmp_path, "--config.steps=24", "--config.data.resident=never") == 0
-    assert_same_end(tmp_path, unbroken / "mass")
+    ours, theirs = rows_of(tmp_path), rows_of(unbroken / "mass")
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-3)
 
 
 def test_shard_map_equals_pmap(unbroken, tmp_path):
