@@ -2,8 +2,8 @@
 
     python -m mass_jax.main --config=configs/mass_digits.py
 
-Cost: @@
-Expected: @@
+Cost: half a minute on 2 CPU cores, most of it compilation.
+Expected: test accuracy 0.99, AUROC 0.99 for digits 8 and 9 by max_log_q (seed 0, run here).
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
     python -m mass_jax.main --config=configs/softmax_ce_digits.py
 
-Cost: @@
-Expected: @@
+Cost: a quarter of a minute on 2 CPU cores, most of it compilation.
+Expected: test accuracy 0.99 (seed 0, run here).
 """
 
 from ml_collections import ConfigDict

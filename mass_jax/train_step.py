@@ -118,6 +118,10 @@ def _steps(
         return state, {name: history[name].at[index].set(metrics[name]) for name in history}
 
     length = jax.tree.leaves(rows)[0].shape[0]
+    if length == 1:
+        # No loop: inside one, XLA's CPU backend runs convolutions many times slower.
+        state, metrics = train_step(state, batch_at(0), key)
+        return state, {name: value[None] for name, value in metrics.items()}
     shapes = jax.eval_shape(lambda s: train_step(s, batch_at(0), key)[1], state)
     history = {name: jnp.zeros(length, value.dtype) for name, value in shapes.items()}
     return jax.lax.fori_loop(0, count, body, (state, history))

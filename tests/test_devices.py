@@ -35,7 +35,8 @@ TOLERANCE = 1e-3
 
 def start(workdir, arguments, devices=1, cluster=()):
     environment = os.environ | {
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} "  # of conftest.py: compile fast
+        f"--xla_force_host_platform_device_count={devices}",
         "JAX_PLATFORMS": "cpu",
     }
     return subprocess.Popen(
