@@ -17,6 +17,7 @@ from mass_jax.jacobian import (
     per_example_jacobian,
     summed_jacobian,
 )
+from mass_jax.loading import load
 from mass_jax.methods import METHODS, make_method
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
@@ -40,6 +41,7 @@ __all__ = [
     "half_log_det_gram",
     "half_log_det_jjt",
     "init",
+    "load",
     "make_method",
     "mass_loss_terms",
     "mass_objective",

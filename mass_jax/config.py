@@ -176,13 +176,25 @@ def apply_overrides(config: ConfigDict, overrides: Mapping[str, str]) -> ConfigD
     config = config.copy_and_resolve_references()
     with config.unlocked():
         for key, text in overrides.items():
-            *groups, leaf = _known_key(key).split(".")
-            node = config
-            for group in groups:
-                node = node[group]
-            with node.ignore_type():
-                node[leaf] = _parse(key, text)
+            _set(config, _known_key(key), _parse(key, text))
     return config
+
+
+def from_flat(flat: Mapping[str, Any]) -> ConfigDict:
+    """A checked configuration from fields by dotted name, as a checkpoint keeps them."""
+    config = default_config()
+    with config.unlocked():
+        for key, value in flat.items():
+            _set(config, _known_key(key), value)
+    return resolve(config)
+
+
+def _set(config: ConfigDict, key: str, value: Any) -> None:
+    *groups, leaf = key.split(".")
+    for group in groups:
+        config = config[group]
+    with config.ignore_type():
+        config[leaf] = value
 
 
 def resolve(config: Mapping[str, Any]) -> ConfigDict:
@@ -205,12 +217,7 @@ def resolve(config: Mapping[str, Any]) -> ConfigDict:
     checked = default_config()
     with checked.unlocked():
         for key, value in flat.items():
-            *groups, leaf = key.split(".")
-            node = checked
-            for group in groups:
-                node = node[group]
-            with node.ignore_type():
-                node[leaf] = _checked(key, value)
+            _set(checked, key, _checked(key, value))
     _check_combinations(flatten(checked))
     return checked
 

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mass_jax.config import ConfigError, flatten
 from mass_jax.data import BatchOrder, Dataset, Subset, draw_subset, normalise
-from mass_jax.method import Examples, Method
+from mass_jax.method import BuildNetwork, Examples, Method
 from mass_jax.methods import METHODS, make_method
 from mass_jax.model import ModelParams, PyTree
 from mass_jax.networks import make_network
@@ -92,10 +92,10 @@ def make_experiment(config: ConfigDict, dataset: Dataset) -> Experiment:
         config.data.validation_size,
     )
     order = BatchOrder(jax.random.fold_in(keys.data, 1), config.train_size, config.batch_size)
-    method = _make_method(config, dataset.num_classes)
+    method = method_of(config, dataset.num_classes)
     schedule = _schedule(config, config.optimizer.learning_rate, order.steps_per_epoch)
     optimizer = _optimizer(config, order.steps_per_epoch)
-    build_network = partial(make_network, config.network, **_network_options(config))
+    build_network = network_builder(config)
 
     def initial_state() -> TrainState:
         examples = None
@@ -111,23 +111,20 @@ def make_experiment(config: ConfigDict, dataset: Dataset) -> Experiment:
     return Experiment(method, optimizer, schedule, subset, order, keys, initial_state)
 
 
-def _make_method(config: ConfigDict, num_classes: int) -> Method:
-    """Each method takes from the configuration the fields it names."""
+def method_of(config: ConfigDict, num_classes: int) -> Method:
+    """The method of a configuration; each takes the fields it names."""
     by_leaf = {key.split(".")[-1]: value for key, value in flatten(config).items()}
     by_leaf["num_classes"] = num_classes
     wanted = inspect.signature(METHODS[config.method]).parameters
     return make_method(config.method, **{k: v for k, v in by_leaf.items() if k in wanted})
 
 
-def _network_options(config: ConfigDict) -> dict[str, Any]:
-    dtype = {"float32": None, "bfloat16": jnp.bfloat16}[config.dtype]
+def network_builder(config: ConfigDict) -> BuildNetwork:
+    """The network of a configuration, still to be told its output dimension."""
+    options: dict[str, Any] = {"dtype": {"float32": None, "bfloat16": jnp.bfloat16}[config.dtype]}
     if config.network == "small_mlp":
-        return {
-            "dropout_rate": config.dropout_rate,
-            "batch_norm": config.batch_norm,
-            "dtype": dtype,
-        }
-    return {"dtype": dtype}
+        options |= {"dropout_rate": config.dropout_rate, "batch_norm": config.batch_norm}
+    return partial(make_network, config.network, **options)
 
 
 def _schedule(config: ConfigDict, rate: float, steps_per_epoch: int) -> optax.Schedule:

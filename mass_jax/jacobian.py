@@ -216,7 +216,7 @@ def _half_log_det_and_pseudo_inverse(
     shift = 8.0 * jacobian.shape[-2] * jnp.finfo(dtype).eps
     gram = _gram(unit_rows)
     identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=dtype), gram.shape)
-    first = jnp.linalg.cholesky(gram + shift * identity)
+    first = _cholesky_or_more_shift(gram + shift * identity, shift)
     first_inverse = inverse_lower(first)
     nearly_orthonormal = _product(first_inverse, unit_rows)
     gram = _gram(nearly_orthonormal)
@@ -224,7 +224,7 @@ def _half_log_det_and_pseudo_inverse(
     # A failed Cholesky gives NaN pivots: deficient. A NaN in J itself must stay one.
     is_nan = jnp.isnan(jnp.sum(gram, axis=(-2, -1)))
     deficient = ~(jnp.min(pivots, axis=-1) > shift) & ~is_nan
-    second = jnp.linalg.cholesky(gram + shift * deficient[..., None, None] * identity)
+    second = _cholesky_or_more_shift(gram + shift * deficient[..., None, None] * identity, shift)
 
     log_scale = jnp.log(largest) + jnp.log(norm)
     log_scale = jnp.where(is_zero, jnp.log(jnp.finfo(dtype).tiny), log_scale)[..., 0]  # [..., R]
@@ -237,6 +237,16 @@ def _half_log_det_and_pseudo_inverse(
         value = jnp.where(deficient, -jnp.inf, value)
         gradient = jnp.where(deficient[..., None, None], 0.0, gradient)
     return value, gradient
+
+
+def _cholesky_or_more_shift(matrices: jax.Array, shift: float | jax.Array) -> jax.Array:
+    """Cholesky factors, with a thousand shifts more where rounding made one fail."""
+    factor = jnp.linalg.cholesky(matrices)
+    failed = jnp.isnan(jnp.sum(factor, axis=(-2, -1), keepdims=True))
+    identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
+    # A NaN in the matrix itself fails again, and stays one.
+    rescued = jnp.linalg.cholesky(matrices + jnp.where(failed, 1000.0 * shift, 0.0) * identity)
+    return jnp.where(failed, rescued, factor)
 
 
 def _gram(rows: jax.Array) -> jax.Array:

@@ -260,7 +260,7 @@ def _run_steps(
                 digest = save(validation, unvalidated_row)
             if stopping and step < config.steps:
                 raise Interrupted(stopping, step)
-    if not digest:  # the checkpoint was already at the last step
+    if writes and not digest:  # the checkpoint was already at the last step
         found = checkpoint.restore_latest(workdir / CHECKPOINTS)
         digest = "" if found is None else found.digest
     host_state = runner.fetch_state(state)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+import mass_jax
 from mass_jax import checkpoint, training
 from mass_jax.config import default_config, resolve
 from mass_jax.data import load_dataset, normalise
@@ -117,6 +118,29 @@ def test_results_and_files(unbroken):
     assert environment["packages"]["jax"] == jax.__version__
     assert any((workdir / "tensorboard").iterdir())
     assert json.loads((workdir / "config.json").read_text())["train_size"] == 150
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_loading_a_run(name, unbroken):
+    """Oracle: the arrays of its checkpoint, and predictions that need nothing else."""
+    params = mass_jax.load(unbroken / name)
+    arrays = state_of(unbroken / name).arrays
+    np.testing.assert_array_equal(
+        params.network["output"]["kernel"], arrays["params.network.output.kernel"]
+    )
+    dataset = load_dataset("digits")
+    x = normalise(dataset.test.images[:20], dataset.normalisation)
+    assert params.representation(x).shape[0] == 20
+    if name == "mass":
+        assert np.isfinite(mass_jax.cdi_loss(params, x))
+    else:
+        with pytest.raises(ValueError, match="no mixture"):
+            mass_jax.cdi_loss(params, x)
+
+
+def test_loading_nothing(tmp_path):
+    with pytest.raises(checkpoint.CheckpointError, match="no good checkpoint"):
+        mass_jax.load(tmp_path)
 
 
 def test_a_finished_run_says_so_and_repeats_its_results(unbroken, capsys):
