@@ -84,7 +84,7 @@ def step_size():
     return 1e-5 if jax.config.jax_enable_x64 else 1e-2
 
 
-def close(actual, expected, rtol):
+def assert_close(actual, expected, rtol):
     """The same tree of arrays, up to ``rtol`` relative or absolute."""
     chex.assert_trees_all_close(actual, expected, rtol=rtol, atol=rtol)
 
@@ -104,7 +104,7 @@ def test_jacobian_matches_finite_differences(tolerance, mode, example_shape, out
     ]
     actual = mlp_jacobians(params, x, mode)
     assert actual.shape == (4, output_dim, 6)
-    close(actual, jnp.stack(columns, axis=-1), tolerance.finite_difference)
+    assert_close(actual, jnp.stack(columns, axis=-1), tolerance.finite_difference)
 
 
 @pytest.mark.parametrize("example_shape", EXAMPLE_SHAPES)
@@ -112,9 +112,9 @@ def test_modes_agree(tolerance, example_shape):
     """Oracle: the other differentiation mode, and flattening before instead of after."""
     params, x = init_mlp(), normal(4, *example_shape, seed=9)
     reverse = mlp_jacobians(params, x, "reverse")
-    close(mlp_jacobians(params, x, "forward"), reverse, tolerance.exact)
-    close(mlp_jacobians(params, x, "auto"), reverse, tolerance.exact)
-    close(mlp_jacobians(params, x.reshape(4, 6), "forward"), reverse, tolerance.exact)
+    assert_close(mlp_jacobians(params, x, "forward"), reverse, tolerance.exact)
+    assert_close(mlp_jacobians(params, x, "auto"), reverse, tolerance.exact)
+    assert_close(mlp_jacobians(params, x.reshape(4, 6), "forward"), reverse, tolerance.exact)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_chunks_change_neither_values_nor_gradients(tolerance, name, chunk_size)
     """Oracle: other implementation, the whole batch at once."""
     params, x = init_mlp(), normal(7, 6, seed=9)
     whole = values_and_gradients(name, params, x, None)
-    close(values_and_gradients(name, params, x, chunk_size), whole, tolerance.exact)
+    assert_close(values_and_gradients(name, params, x, chunk_size), whole, tolerance.exact)
 
 
 TRANSFORMS = {
@@ -183,7 +183,7 @@ def test_transformations_agree_with_jit(name, transform, chunk_size):
     transformed = TRANSFORMS[transform](
         lambda x: values_and_gradients.__wrapped__(name, params, x, chunk_size)
     )
-    close(transformed(x), values_and_gradients(name, params, x, None), 2e-4)
+    assert_close(transformed(x), values_and_gradients(name, params, x, None), 2e-4)
 
 
 REFUSING = {"jacobians": per_example_jacobian, "log_dets": half_log_det_jjt}
@@ -229,7 +229,7 @@ def test_linear_map(tolerance, mode, example_shape):
     wide = np.asarray(weight, np.float64)
     expected = np.full(3, 0.5 * np.linalg.slogdet(wide @ wide.T)[1])
     log_dets = jax.jit(lambda x: half_log_det_jjt(lambda v: weight @ v.ravel() + 1.0, x, mode))
-    close(log_dets(x), expected, tolerance.exact)
+    assert_close(log_dets(x), expected, tolerance.exact)
 
 
 def curved(z):
@@ -253,16 +253,16 @@ def test_composition_adds_the_log_determinant(tolerance, name):
     params, x, h = init_mlp(), normal(4, 6, seed=9), AFTER[name]
     outer_jacobian = jax.jit(jax.vmap(jax.jacfwd(h)))(mlp_outputs(params, x))
     added = np.linalg.slogdet(np.asarray(outer_jacobian, np.float64))[1]
-    close(added, np.full(4, ADDED.get(name, added)), tolerance.exact)
+    assert_close(added, np.full(4, ADDED.get(name, added)), tolerance.exact)
     actual = jax.jit(lambda x: half_log_det_jjt(lambda v: h(apply_mlp(params, v)), x))(x)
-    close(actual, mlp_log_dets(params, x) + added, tolerance.exact)
+    assert_close(actual, mlp_log_dets(params, x) + added, tolerance.exact)
 
 
 def test_rotation_of_the_input_changes_nothing(tolerance):
     """Oracle: invariance, ``log J_{f o Q}(x) = log J_f(Q x)`` for orthogonal ``Q``."""
     params, x, rotation = init_mlp(), normal(4, 6, seed=9), random_orthogonal(6)
     rotated = mlp_log_dets({**params, "inner": params["inner"] @ rotation}, x)
-    close(rotated, mlp_log_dets(params, x @ rotation.T), tolerance.exact)
+    assert_close(rotated, mlp_log_dets(params, x @ rotation.T), tolerance.exact)
     assert np.abs(rotated - mlp_log_dets(params, x)).max() > 0.01  # the points did move
 
 
@@ -271,8 +271,8 @@ def test_gram_agrees_with_slogdet(tolerance):
     jacobian = normal(2, 3, 4, 7)
     actual = gram_and_gradient(jacobian)[0]
     assert actual.shape == (2, 3)
-    close(actual, jax.jit(half_log_det_slogdet)(jacobian), tolerance.exact)
-    close(actual, float64_half_log_det(jacobian), tolerance.exact)
+    assert_close(actual, jax.jit(half_log_det_slogdet)(jacobian), tolerance.exact)
+    assert_close(actual, float64_half_log_det(jacobian), tolerance.exact)
 
 
 @pytest.mark.parametrize(("example_shape", "mode"), [((1,), "auto"), ((), "forward")])
@@ -280,7 +280,7 @@ def test_one_number_to_one_number(tolerance, example_shape, mode):
     """Oracle: closed form, ``d/dx 3 x^2 = 6 x``; also examples that are bare scalars."""
     x = jnp.asarray([2.0, -0.5]).reshape(2, *example_shape)
     log_dets = jax.jit(lambda x: half_log_det_jjt(lambda v: 3.0 * v.reshape(1) ** 2, x, mode))
-    close(log_dets(x), np.log([12.0, 3.0]), tolerance.exact)
+    assert_close(log_dets(x), np.log([12.0, 3.0]), tolerance.exact)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_bfloat16_is_promoted():
     value, gradient = gram_and_gradient(coarse)
     fine_value, fine_gradient = gram_and_gradient(coarse.astype(jnp.float32))
     assert value.dtype == jnp.float32
-    close(value, fine_value, 1e-6)
+    assert_close(value, fine_value, 1e-6)
     assert gradient.dtype == jnp.bfloat16
     # bfloat16 keeps 8 bits: rounding the float32 gradient costs 2^-9 of each entry.
     np.testing.assert_allclose(np.float32(gradient), fine_gradient, rtol=2.0**-8)
@@ -315,7 +315,7 @@ def test_gradient_is_the_pseudo_inverse(tolerance):
     """Oracle: closed form, the gradient is the transposed pseudo-inverse (NumPy, float64)."""
     jacobian = normal(3, 4, 7)
     expected = np.swapaxes(np.linalg.pinv(np.asarray(jacobian, np.float64)), -1, -2)
-    close(gram_and_gradient(jacobian)[1], expected, tolerance.exact)
+    assert_close(gram_and_gradient(jacobian)[1], expected, tolerance.exact)
 
 
 @float64_only
@@ -377,7 +377,7 @@ def test_huge_and_tiny_scales_in_float32(scale):
     value, gradient = gram_and_gradient(np.float32(scale) * jacobian)
     expected = float64_half_log_det(jacobian) + 4 * np.log(scale)
     np.testing.assert_allclose(value, expected, rtol=1e-5)
-    close(np.float32(scale) * gradient, gram_and_gradient(jacobian)[1], 2e-4)
+    assert_close(np.float32(scale) * gradient, gram_and_gradient(jacobian)[1], 2e-4)
 
 
 def test_rows_of_very_different_scale_in_float32():
@@ -434,7 +434,7 @@ def test_neighbours_of_a_singular_example_are_untouched(tolerance, name, singula
         [np.delete(part, 2, axis=0) for part in gram_and_gradient(batch, singular)]
         for batch in deficient_and_sound(name)
     )
-    close(with_singular, without, tolerance.exact)
+    assert_close(with_singular, without, tolerance.exact)
 
 
 @pytest.mark.parametrize("zero_rows", [1, 2])
@@ -485,7 +485,7 @@ def test_singular_point_of_a_map(name, singular):
     assert not np.isnan(values[1])
     assert np.isfinite(gradients).all()
     others = lambda parts: [np.delete(part, 1, axis=0) for part in parts]
-    close(others((values, gradients)), others(both(sound)), 2e-4)
+    assert_close(others((values, gradients)), others(both(sound)), 2e-4)
 
 
 # --- summed_jacobian ---------------------------------------------------------------
@@ -496,9 +496,9 @@ def test_summed_jacobian_of_independent_rows(tolerance):
     params, x = init_mlp(), normal(4, 2, 3, 1, seed=9)
     f = lambda x: (mlp_outputs(params, x), {"twice": 2 * x})
     outputs, actual, extra = jax.jit(partial(summed_jacobian, f))(x)
-    close(outputs, mlp_outputs(params, x), tolerance.exact)
-    close(actual, mlp_jacobians(params, x), tolerance.exact)
-    close(extra, {"twice": 2 * x}, tolerance.exact)
+    assert_close(outputs, mlp_outputs(params, x), tolerance.exact)
+    assert_close(actual, mlp_jacobians(params, x), tolerance.exact)
+    assert_close(extra, {"twice": 2 * x}, tolerance.exact)
 
 
 @pytest.mark.parametrize("weights", [None, [1, 0, 1, 1], [0.0, 0.0, 0.0, 1.0]])
@@ -515,7 +515,7 @@ def test_summed_jacobian_of_coupled_rows(tolerance, weights):
     given = None if weights is None else jnp.asarray(weights)
     summed = jax.jit(partial(summed_jacobian, lambda x: (standardised(x), None)))
     actual = summed(x, given)[1]
-    close(actual, expected, tolerance.exact)
+    assert_close(actual, expected, tolerance.exact)
     own = np.einsum("brbd->brd", full)
     assert np.abs(actual - own).max() > 0.01  # the coupling matters
 
@@ -534,8 +534,8 @@ def test_inverse_lower(tolerance, lead):
     expected = np.linalg.inv(np.asarray(factor, np.float64))
     garbage = np.triu(np.full(factor.shape, 1e3), 1)
     invert = jax.jit(inverse_lower)
-    close(invert(factor), expected, tolerance.exact)
-    close(invert(factor + garbage), expected, tolerance.exact)
+    assert_close(invert(factor), expected, tolerance.exact)
+    assert_close(invert(factor + garbage), expected, tolerance.exact)
     assert (np.triu(invert(factor + garbage), 1) == 0.0).all()
 
 
@@ -627,7 +627,7 @@ def test_one_compilation_per_shape(chunk_size):
     traced = chex.assert_max_traces(lambda x: half_log_det_jjt(f, x, "auto", chunk_size), n=1)
     compiled = jax.jit(traced)
     results = [compiled(x + shift) for shift in range(4)]
-    close(results[3], mlp_log_dets(init_mlp(), x + 3), 2e-4)
+    assert_close(results[3], mlp_log_dets(init_mlp(), x + 3), 2e-4)
     with pytest.raises(AssertionError, match="traced > 1 times"):
         compiled(x[:2])  # a new shape does trace: the count is alive
 
@@ -646,7 +646,7 @@ def test_scaling_law(seed, dims, log_scale):
         params, x = init_mlp(*dims, seed=seed), normal(4, dims[0], seed=seed)
         scaled = {**params, "outer": np.exp(log_scale) * params["outer"]}
         expected = mlp_log_dets(params, x) + dims[1] * log_scale
-        close(mlp_log_dets(scaled, x), expected, 1e-8)
+        assert_close(mlp_log_dets(scaled, x), expected, 1e-8)
 
 
 @hypothesis.given(seed=seeds, order=st.permutations(range(4)))
@@ -655,7 +655,7 @@ def test_row_order_is_irrelevant(seed, order):
     with float64():
         jacobian = normal(4, 6, seed=seed)
         value, gradient = gram_and_gradient(jacobian)
-        close(gram_and_gradient(jacobian[order, :]), (value, gradient[order, :]), 1e-7)
+        assert_close(gram_and_gradient(jacobian[order, :]), (value, gradient[order, :]), 1e-7)
 
 
 @hypothesis.given(seed=seeds, chunk_size=st.sampled_from([2, 3, 5, 8]))
@@ -664,7 +664,7 @@ def test_any_chunk_gives_the_same_values(seed, chunk_size):
     with float64():
         params, x = init_mlp(3, 2, seed=seed), normal(5, 3, seed=seed)
         chunked = mlp_log_dets(params, x, chunk_size=chunk_size)
-        close(chunked, mlp_log_dets(params, x), 1e-9)
+        assert_close(chunked, mlp_log_dets(params, x), 1e-9)
 
 
 @hypothesis.given(seed=seeds, dims=st.sampled_from([(1, 1), (3, 2), (2, 3), (4, 4)]))
@@ -672,4 +672,6 @@ def test_forward_equals_reverse(seed, dims):
     """Oracle: the other differentiation mode; wide, square and tall Jacobians."""
     with float64():
         params, x = init_mlp(*dims, seed=seed), normal(4, dims[0], seed=seed)
-        close(mlp_jacobians(params, x, "forward"), mlp_jacobians(params, x, "reverse"), 1e-12)
+        assert_close(
+            mlp_jacobians(params, x, "forward"), mlp_jacobians(params, x, "reverse"), 1e-12
+        )
