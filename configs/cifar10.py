@@ -20,8 +20,7 @@ def small_mlp(method: str, beta: float) -> ConfigDict:
     config.optimizer.name = "adam"
     config.optimizer.learning_rate = 5e-4
     if method == "mass":
-        with config.optimizer.ignore_type():
-            config.optimizer.q_learning_rate = 2.5e-5
+        config.optimizer.q_learning_rate = 2.5e-5
     config.vib.covariance = "full"
     config.vib.train_samples = 5
     config.vib.test_samples = 10
@@ -56,6 +55,8 @@ def _cifar10(method: str, beta: float) -> ConfigDict:
     config.data.name = "cifar10"
     config.data.ood = ("svhn_cropped",)
     config.data.validation_size = 5_000
+    config.optimizer.q_learning_rate = None
+    config.optimizer.decay_epochs = ()
     # Like for like with the authors; "frozen" is the per-example definition.
     config.jacobian.batch_stats = "paper"
     config.log_every = 100

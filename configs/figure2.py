@@ -23,7 +23,6 @@ def get_config() -> ConfigDict:
     config.train_size = 45_000
     config.optimizer.name = "sgd"
     config.optimizer.learning_rate = 1e-3
-    with config.optimizer.ignore_type():
-        config.optimizer.q_learning_rate = None
+    config.optimizer.q_learning_rate = None
     config.eval_every = 500
     return config

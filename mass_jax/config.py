@@ -71,11 +71,11 @@ SCHEMA: dict[str, Field] = {
     "optimizer.name": Field("adam", str, "update rule", ("adam", "sgd")),
     "optimizer.learning_rate": Field(1e-3, float, "of the network", positive=True, high=1e3),
     "optimizer.q_learning_rate": Field(
-        None, float, "of the method's own parameters; None: the network's", high=1e3, optional=True
+        1e-2, float, "of the method's own parameters; None: the network's", high=1e3, optional=True
     ),
     "optimizer.momentum": Field(0.9, float, "of sgd", high=0.9999),
     "optimizer.decay_epochs": Field(
-        (), "ints", "epochs of the training subset at which the rates are multiplied", low=1
+        (60, 90), "ints", "epochs of the training subset at which the rates are multiplied", low=1
     ),
     "optimizer.decay_factor": Field(
         0.1, float, "what they are multiplied by", positive=True, high=1
