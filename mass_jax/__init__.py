@@ -12,12 +12,12 @@ from mass_jax.information import (
 from mass_jax.initialisation import init
 from mass_jax.jacobian import (
     JACOBIAN_ESTIMATORS,
-    half_log_det_gram,
     half_log_det_jjt,
     per_example_jacobian,
     summed_jacobian,
 )
 from mass_jax.loading import load
+from mass_jax.log_determinant import half_log_det_gram
 from mass_jax.methods import METHODS, make_method
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams

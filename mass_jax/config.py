@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from mass_jax.gaussian_mixture import INITIALISATIONS
-from mass_jax.information import BATCH_STATS
 from mass_jax.jacobian import JACOBIAN_ESTIMATORS
 from mass_jax.methods import METHODS
 from mass_jax.networks import NETWORKS
+from mass_jax.representation import BATCH_STATS
 
 
 class ConfigError(ValueError):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mass_jax.jacobian import inverse_lower
+from mass_jax.log_determinant import inverse_lower
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 _LOG_2PI = 1.8378770664093453  # log(2 pi)
@@ -56,9 +56,14 @@ def log_prob(mixture: GaussianMixture, z: jax.Array) -> jax.Array:
         raise ValueError(f"z has shape {z.shape}; this mixture needs (batch, {dim})")
     inverse = inverse_lower(jnp.tril(mixture.scale_tril)).reshape(-1, dim, dim)  # [C, R, R]
     means = mixture.means.reshape(-1, dim)  # [C, R], C = all components of all mixtures
-    # L^-1 (z - mu) as L^-1 z - L^-1 mu would cancel when mu is large; centre first.
-    centred = z[:, None, :] - means[None, :, :]  # [B, C, R]
-    whitened = jnp.einsum("bcs,crs->bcr", centred, inverse, precision=_HIGHEST)
+    # L^-1 (z - mu) as L^-1 z - L^-1 mu is one large matrix product, not C small ones. It
+    # cancels when z and mu are far from the origin, so both are measured from the mean of
+    # all means, on which the density does not depend.
+    origin = jax.lax.stop_gradient(jnp.mean(means, axis=0, keepdims=True))
+    whitened = (
+        jnp.einsum("bs,crs->bcr", z - origin, inverse, precision=_HIGHEST)
+        - jnp.einsum("cs,crs->cr", means - origin, inverse, precision=_HIGHEST)[None]
+    )
     distance = jnp.sum(jnp.square(whitened), axis=-1)  # [B, C]
     diagonal = jnp.diagonal(mixture.scale_tril, axis1=-2, axis2=-1)  # [..., M, R]
     log_det = jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)

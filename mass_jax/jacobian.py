@@ -1,4 +1,4 @@
-r"""Per-example Jacobians and their log-determinants.
+r"""Per-example Jacobians, and how their log-determinants are estimated on a minibatch.
 
 Notation: ``f`` maps one example of size ``D`` to a representation of size
 ``R``; ``J`` is its ``[R, D]`` Jacobian; ``J_f = sqrt(det(J J^T))`` is the
@@ -10,18 +10,16 @@ authors compute there, and `information.py` offers both definitions.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 
+from mass_jax.log_determinant import SingularPolicy, check_not_expanding, half_log_det_gram
+
 ExampleFn = Callable[[jax.Array], jax.Array]  # one example [...] -> [R]
 BatchFn = Callable[[jax.Array], tuple[jax.Array, Any]]  # a batch [B, ...] -> [B, R], and more
 JacobianMode = Literal["auto", "forward", "reverse"]
-SingularPolicy = Literal["floor", "-inf"]
-
-_HIGHEST = jax.lax.Precision.HIGHEST  # TPUs would multiply in bfloat16 otherwise
 
 
 def per_example_jacobian(
@@ -94,6 +92,9 @@ def half_log_det_jjt(
     output_dim, input_dim = _example_dims(f, x)
     check_not_expanding(output_dim, input_dim)
 
+    if chunk_size is None:
+        return half_log_det_gram(per_example_jacobian(f, x, mode), singular)
+
     def one(v: jax.Array) -> jax.Array:
         return half_log_det_gram(per_example_jacobian(f, v[None], mode), singular)[0]
 
@@ -134,153 +135,6 @@ def summed_jacobian(
         cotangents = cotangents * weights.astype(outputs.dtype)[None, :, None]
     (rows,) = jax.vmap(pullback)(cotangents)  # [R, B, ...]
     return outputs, jnp.moveaxis(rows.reshape(output_dim, batch, -1), 0, 1), auxiliary
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def half_log_det_gram(jacobian: jax.Array, singular: SingularPolicy = "floor") -> jax.Array:
-    r"""``1/2 log det(J J^T)`` of given Jacobians, sound in float32.
-
-    Rows of ``J`` are first divided by their norms, so the Cholesky factors are of
-    correlation-like matrices whatever the scale of the network; two passes of
-    Cholesky QR keep the error proportional to the condition of ``J``, not to its
-    square. Products are taken in the highest matmul precision. The derivative is
-    the closed form ``(J J^T)^-1 J``, itself differentiable.
-
-    A Jacobian is treated as rank deficient when, after the first pass, a pivot
-    falls to rounding error. Its defined answer is then
-
-    * ``"floor"``: the log-determinant of the scaled matrix with a ridge of ``8 R``
-      rounding errors in each pass, finite, with the finite gradient of that;
-    * ``"-inf"``: minus infinity, with gradient zero.
-
-    An all-zero row counts with the smallest positive number of the dtype as
-    its norm and has gradient zero.
-
-    Args:
-      jacobian: ``[..., R, D]``.
-      singular: ``"floor"`` or ``"-inf"``.
-
-    Returns:
-      ``[...]``, nats.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> f"{half_log_det_gram(2.0 * jnp.eye(2, 3)):.3f}"  # 2 log 2
-      '1.386'
-    """
-    return _half_log_det_and_pseudo_inverse(jacobian, singular)[0]
-
-
-@half_log_det_gram.defjvp
-def _half_log_det_gram_jvp(
-    singular: SingularPolicy, primals: tuple[jax.Array], tangents: tuple[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    value, gradient = _half_log_det_and_pseudo_inverse(primals[0], singular)
-    return value, jnp.sum(gradient * tangents[0], axis=(-2, -1))
-
-
-def half_log_det_slogdet(jacobian: jax.Array) -> jax.Array:
-    """`half_log_det_gram` by LU factorisation: the slow, plain reference.
-
-    Args:
-      jacobian: ``[..., R, D]``.
-
-    Returns:
-      ``[...]``, nats.
-    """
-    return 0.5 * jnp.linalg.slogdet(_gram(jacobian)).logabsdet
-
-
-def _half_log_det_and_pseudo_inverse(
-    jacobian: jax.Array, singular: SingularPolicy
-) -> tuple[jax.Array, jax.Array]:
-    """``1/2 log det(J J^T)`` ``[...]`` and its gradient ``[..., R, D]``."""
-    if singular not in ("floor", "-inf"):
-        raise ValueError(f"singular={singular!r}: choose 'floor' or '-inf'")
-    check_not_expanding(*jacobian.shape[-2:])
-    dtype = jnp.promote_types(jacobian.dtype, jnp.float32)  # bfloat16 is too coarse here
-    jacobian = jacobian.astype(dtype)
-    # Two-stage norm: entries near the largest float must not overflow when squared. A
-    # zero row is divided by one; dividing by tiny numbers instead invites 0 / 0, since XLA
-    # may turn a / b / c into a / (b c).
-    largest = jnp.max(jnp.abs(jacobian), axis=-1, keepdims=True)
-    is_zero = largest == 0
-    largest = jnp.where(is_zero, 1.0, largest)
-    shrunk = jacobian / largest
-    squared = jnp.sum(shrunk * shrunk, axis=-1, keepdims=True)  # [..., R, 1], 0 or in [1, D]
-    norm = jnp.sqrt(jnp.where(is_zero, 1.0, squared))
-    unit_rows = shrunk / norm
-
-    # Cholesky QR in two passes. The Gram matrix squares the condition of J; orthogonalising
-    # with its (shifted) factor first leaves a second Gram matrix near the identity, and
-    # det(J J^T) = det(L1)^2 det(Q1 Q1^T) holds exactly for any factor L1.
-    shift = 8.0 * jacobian.shape[-2] * jnp.finfo(dtype).eps
-    gram = _gram(unit_rows)
-    identity = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=dtype), gram.shape)
-    first = _cholesky_or_more_shift(gram + shift * identity, shift)
-    first_inverse = inverse_lower(first)
-    nearly_orthonormal = _product(first_inverse, unit_rows)
-    gram = _gram(nearly_orthonormal)
-    pivots = jnp.square(_diagonal(jnp.linalg.cholesky(gram)))
-    # A failed Cholesky gives NaN pivots: deficient. A NaN in J itself must stay one.
-    is_nan = jnp.isnan(jnp.sum(gram, axis=(-2, -1)))
-    deficient = ~(jnp.min(pivots, axis=-1) > shift) & ~is_nan
-    second = _cholesky_or_more_shift(gram + shift * deficient[..., None, None] * identity, shift)
-
-    log_scale = jnp.log(largest) + jnp.log(norm)
-    log_scale = jnp.where(is_zero, jnp.log(jnp.finfo(dtype).tiny), log_scale)[..., 0]  # [..., R]
-    value = jnp.sum(jnp.log(_diagonal(first)) + jnp.log(_diagonal(second)) + log_scale, axis=-1)
-
-    inverse = _product(inverse_lower(second), first_inverse)
-    solved = _product(jnp.swapaxes(inverse, -1, -2), _product(inverse, unit_rows))
-    gradient = solved / norm / largest
-    if singular == "-inf":
-        value = jnp.where(deficient, -jnp.inf, value)
-        gradient = jnp.where(deficient[..., None, None], 0.0, gradient)
-    return value, gradient
-
-
-def _cholesky_or_more_shift(matrices: jax.Array, shift: float | jax.Array) -> jax.Array:
-    """Cholesky factors, with a thousand shifts more where rounding made one fail."""
-    factor = jnp.linalg.cholesky(matrices)
-    failed = jnp.isnan(jnp.sum(factor, axis=(-2, -1), keepdims=True))
-    identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
-    # A NaN in the matrix itself fails again, and stays one.
-    rescued = jnp.linalg.cholesky(matrices + jnp.where(failed, 1000.0 * shift, 0.0) * identity)
-    return jnp.where(failed, rescued, factor)
-
-
-def _gram(rows: jax.Array) -> jax.Array:
-    return jnp.einsum("...rd,...sd->...rs", rows, rows, precision=_HIGHEST)
-
-
-_product = partial(jnp.matmul, precision=_HIGHEST)
-
-
-@jax.custom_jvp
-def inverse_lower(factor: jax.Array) -> jax.Array:
-    """Inverse of small lower-triangular matrices.
-
-    The right-hand side is the identity and the derivative is a product of
-    inverses: wide batched triangular solves and their gradients can hang XLA's
-    CPU backend.
-
-    Args:
-      factor: ``[..., R, R]``; what stands above the diagonal is ignored.
-
-    Returns:
-      ``[..., R, R]``, lower triangular.
-    """
-    identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-    return jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
-
-
-@inverse_lower.defjvp
-def _inverse_lower_jvp(
-    primals: tuple[jax.Array], tangents: tuple[jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    inverse = inverse_lower(primals[0])
-    return inverse, -_product(_product(inverse, jnp.tril(tangents[0])), inverse)
 
 
 class JacobianEstimator(NamedTuple):
@@ -338,15 +192,6 @@ def check_mode(mode: str) -> None:
         raise ValueError(f"mode={mode!r}: choose one of {sorted(get_args(JacobianMode))}")
 
 
-def check_not_expanding(output_dim: int, input_dim: int) -> None:
-    """Refuses ``R > D``, where ``J J^T`` is singular for every ``f``."""
-    if output_dim > input_dim:
-        raise ValueError(
-            f"J_f is undefined for a representation of {output_dim} numbers from an input of "
-            f"{input_dim}: J J^T is singular; use representation_dim <= {input_dim}"
-        )
-
-
 def map_examples(f: Callable[[Any], jax.Array], x: Any, chunk_size: int | None) -> jax.Array:
     """``vmap(f)(x)``, at most ``chunk_size`` examples at a time.
 
@@ -373,7 +218,3 @@ def _example_dims(f: ExampleFn, x: jax.Array) -> tuple[int, int]:
             f"but returned shape {output.shape}"
         )
     return output.size, example.size
-
-
-def _diagonal(matrices: jax.Array) -> jax.Array:
-    return jnp.diagonal(matrices, axis1=-2, axis2=-1)

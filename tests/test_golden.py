@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 import mass_jax
-from mass_jax import gaussian_mixture, information, metrics, networks
+from mass_jax import gaussian_mixture, metrics, networks
 from mass_jax.gaussian_mixture import GaussianMixture
 from mass_jax.methods import vib
 from mass_jax.model import ModelParams
 from mass_jax.networks import TrainContext
+from mass_jax.representation import represent
 
 # The suite compiles without optimisation; second derivatives of convolutions need it.
 jit = partial(
@@ -318,10 +319,8 @@ def test_full_batch_loss_and_every_gradient(case, tolerance):
 def test_authors_training_step(case, tolerance):
     """The reduced-Jacobian step in ``"paper"`` mode: loss, outputs, every gradient."""
     n = int(case.golden["train/n_jacobian_examples"])
-    represent = partial(
-        information.represent, num_jacobian=n, batch_stats="paper", context=TrainContext()
-    )
-    seen = jit(represent)(case.params, case.x)
+    seen_by = partial(represent, num_jacobian=n, batch_stats="paper", context=TrainContext())
+    seen = jit(seen_by)(case.params, case.x)
     assert_close(seen.z, case.golden["train/z"], tolerance.golden)
     method = case.method(sub_batch=n, batch_stats="paper")
     assert_loss_and_gradient(case, "train/", method, tolerance.golden)

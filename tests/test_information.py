@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import mass_jax
-from mass_jax import gaussian_mixture, information, networks
+from mass_jax import gaussian_mixture, networks
 from mass_jax.gaussian_mixture import GaussianMixture
-from mass_jax.information import BATCH_STATS, cdi_loss
+from mass_jax.information import cdi_loss
 from mass_jax.model import ModelParams
 from mass_jax.networks import ResNet20, SmallMLP, TrainContext
+from mass_jax.representation import BATCH_STATS, represent
 
 # XLA spends nearly all the time of these tests in optimising: leave that out.
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
@@ -235,7 +236,7 @@ def test_frozen_definition(dropout_rate, tolerance):
     for options in ({}, {"chunk_size": 4}):
         seen = quick_jit(
             partial(
-                information.represent,
+                represent,
                 num_jacobian=6,
                 batch_stats="frozen",
                 context=context,

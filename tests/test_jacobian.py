@@ -19,14 +19,12 @@ from mass_jax import jacobian as library
 from mass_jax.jacobian import (
     JACOBIAN_ESTIMATORS,
     authors_sub_batch_size,
-    half_log_det_gram,
     half_log_det_jjt,
-    half_log_det_slogdet,
-    inverse_lower,
     num_jacobian_examples,
     per_example_jacobian,
     summed_jacobian,
 )
+from mass_jax.log_determinant import half_log_det_gram, half_log_det_slogdet, inverse_lower
 
 EXAMPLE_SHAPES = [(6,), (2, 3, 1)]  # a vector and an image of the same size
 float64_only = pytest.mark.parametrize("tolerance", ["float64"], indirect=True)

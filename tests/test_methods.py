@@ -18,10 +18,10 @@ from scipy import stats
 import mass_jax
 from mass_jax import gaussian_mixture, methods, networks
 from mass_jax.gaussian_mixture import GaussianMixture
-from mass_jax.information import BATCH_STATS
 from mass_jax.method import Examples
 from mass_jax.methods import vib
 from mass_jax.networks import SmallMLP, TrainContext
+from mass_jax.representation import BATCH_STATS
 
 # XLA spends nearly all the time of these tests in optimising: leave that out.
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}

@@ -7,13 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mass_jax import gaussian_mixture, networks
-from mass_jax.information import BatchStats, mass_loss_terms, represent
-from mass_jax.jacobian import (
-    JacobianMode,
-    SingularPolicy,
-    check_not_expanding,
-    num_jacobian_examples,
-)
+from mass_jax.information import mass_loss_terms
+from mass_jax.jacobian import JacobianMode, num_jacobian_examples
+from mass_jax.log_determinant import SingularPolicy, check_not_expanding
 from mass_jax.method import (
     BuildNetwork,
     Examples,
@@ -26,6 +22,7 @@ from mass_jax.method import (
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
 from mass_jax.networks import TrainContext
+from mass_jax.representation import BatchStats, represent
 
 
 def method(
@@ -57,7 +54,7 @@ def method(
         ``"mle"`` to fit the untrained network's outputs on training data.
       estimator, sub_batch: of the Jacobian term, see
         `mass_jax.jacobian.num_jacobian_examples`.
-      batch_stats: meaning of ``J_f`` under BatchNorm, see `information.represent`.
+      batch_stats: meaning of ``J_f`` under BatchNorm, see `representation.represent`.
       mode, chunk_size, singular: see `mass_jax.half_log_det_jjt`.
       log_prior: ``log p(y)``; ``None`` is uniform.
       weight_decay: L2 coefficient on the network's weights.
