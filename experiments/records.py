@@ -3,32 +3,25 @@
 ``--write`` puts the table between the markers in ``experiments/README.md``.
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-README = HERE / "README.md"
+from experiments.cells import METHODS, paper_tables, records
+
+README = Path(__file__).parent / "README.md"
 MARKERS = ("<!-- records -->\n", "<!-- end of records -->")
-_PAPER_METHODS = {"SoftmaxCE": "softmax_ce", "VIB": "vib", "MASS": "mass"}
 _OWN_DETECTOR = {"softmax_ce": "max_log_q", "mass": "max_log_q", "vib": "rate"}
-
-
-def records() -> list[dict[str, Any]]:
-    """All recorded runs, in a stable order."""
-    found = [json.loads(path.read_text()) for path in sorted((HERE / "results").glob("*.json"))]
-    return sorted(found, key=lambda r: (r["network"], r["method"], r["train_size"], r["seed"]))
 
 
 def paper_value(record: dict[str, Any], metric: str) -> str:
     """The paper's mean and deviation of a metric of the same cell, at full length."""
-    for table in json.loads((HERE / "paper_tables.json").read_text()):
+    for table in paper_tables():
         if table["network"].lower() != record["network"].replace("_", ""):
             continue
         for row in table["rows"]:
             same = (
-                _PAPER_METHODS[row["method"]] == record["method"]
+                METHODS[row["method"]] == record["method"]
                 and (row["beta"] or 0.0) == record["beta"]
                 and bool(row["weight_decay"]) == (record["weight_decay"] > 0)
                 and bool(row["dropout"]) == (record["dropout_rate"] > 0)
