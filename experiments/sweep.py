@@ -166,7 +166,6 @@ def collect(cell: Cell, workdir: Path, results: Path) -> dict[str, Any]:
     """Copies a finished run's results, with what it ran on, to one small file."""
     record = json.loads((workdir / "results.json").read_text())
     environment = json.loads((workdir / "environment.json").read_text())
-    record["batch_stats"] = cell.batch_stats if cell.method == "mass" else None
     record["environment"] = {key: environment[key] for key in _RECORDED_ENVIRONMENT}
     results.mkdir(parents=True, exist_ok=True)
     write_atomically(results / f"{cell.name}.json", json.dumps(record, indent=2) + "\n")

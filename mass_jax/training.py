@@ -107,6 +107,7 @@ def train(
         "dataset": config.data.name,
         "dropout_rate": config.dropout_rate,
         "weight_decay": config.weight_decay,
+        "batch_stats": config.jacobian.batch_stats if config.method == "mass" else None,
         **evaluate_run(config, experiment, dataset, state.params),
         "command": as_command(config),
         "config_hash": config_hash(config),

@@ -1,0 +1,423 @@
+"""``python -m experiments.tables``: the paper's 14 tables with our runs beside them.
+
+Ours are the records in ``experiments/results/``. ``--write`` renews the tables in
+``README.md`` and ``experiments/README.md``.
+"""
+
+import argparse
+import csv
+import html
+import io
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.cells import METHODS, NETWORKS, TRAIN_SIZES, paper_tables, records
+
+ROOT = Path(__file__).parent.parent
+PAPER_SEEDS = 4
+PAPER_STEPS = {"small_mlp": 100_000, "resnet20": 70_000}
+_COLUMNS = {
+    "uncertainty": ("accuracy", "entropy", "nll", "brier"),
+    "ood": ("accuracy", "auroc", "apr_in", "apr_out"),
+}
+_HEADINGS = {
+    "accuracy": "accuracy %",
+    "entropy": "entropy",
+    "nll": "NLL",
+    "brier": "Brier",
+    "auroc": "AUROC",
+    "apr_in": "APR in",
+    "apr_out": "APR out",
+}
+_DIGITS = {"accuracy": 1, "entropy": 3, "nll": 2, "brier": 4, "auroc": 2, "apr_in": 2, "apr_out": 2}
+_OWN_DETECTOR = {"softmax_ce": "max_log_q", "mass": "max_log_q", "vib": "rate"}
+
+
+class Row(NamedTuple):
+    """What is compared: a method as the paper's tables name it, or a variant of ours.
+
+    Attributes:
+      method, beta, weight_decay, dropout: as in the paper.
+      batch_stats: definition of the Jacobian of our MASS runs, else ``None``.
+      steps: of our runs.
+    """
+
+    method: str
+    beta: float
+    weight_decay: bool
+    dropout: bool
+    batch_stats: str | None
+    steps: int
+
+    def label(self, network: str) -> str:
+        """As shown in a table."""
+        shown = {name: title for title, name in METHODS.items()}[self.method]
+        parts = [shown]
+        parts += [f"beta={self.beta:g}"] if self.method != "softmax_ce" else []
+        parts += ["WD"] if self.weight_decay else []
+        parts += ["D"] if self.dropout else []
+        parts += [f"{self.batch_stats} Jacobian"] if self.batch_stats == "frozen" else []
+        if self.steps != PAPER_STEPS[network]:
+            parts.append(f"{self.steps:,} steps")
+        return ", ".join(parts)
+
+
+class Comparison(NamedTuple):
+    """One number of the paper and ours.
+
+    Attributes:
+      paper: mean and deviation over 4 seeds, or ``None`` where the paper has no such row.
+      ours: one value per seed.
+      digits: shown after the point.
+    """
+
+    paper: tuple[float, float] | None
+    ours: tuple[float, ...]
+    digits: int
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in standard errors of both means combined.
+
+        One seed has no deviation of its own; the paper's stands in for it.
+        """
+        if self.paper is None or not self.ours:
+            return None
+        mean, deviation = self.paper
+        own = float(np.std(self.ours)) if len(self.ours) > 1 else deviation
+        error = math.sqrt(deviation**2 / PAPER_SEEDS + own**2 / len(self.ours))
+        return (float(np.mean(self.ours)) - mean) / error if error > 0 else None
+
+    def paper_text(self) -> str:
+        """``mean ± deviation`` of the paper."""
+        if self.paper is None:
+            return "-"
+        return f"{self.paper[0]:.{self.digits}f} ± {self.paper[1]:.{self.digits}f}"
+
+    def ours_text(self) -> str:
+        """Ours, the number of seeds and the difference; or that it was not run."""
+        if not self.ours:
+            return "not run"
+        text = f"{np.mean(self.ours):.{self.digits}f}"
+        if len(self.ours) > 1:
+            text += f" ± {np.std(self.ours):.{self.digits}f}"
+        text += f" (n={len(self.ours)}"
+        difference = self.difference
+        return text + ("" if difference is None else f", {difference:+.1f} SE") + ")"
+
+
+class Table(NamedTuple):
+    """A table of the paper, with ours.
+
+    Attributes:
+      title: says which.
+      columns: headings of the compared numbers.
+      rows: label and one comparison per column.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Comparison, ...]], ...]
+
+
+def all_tables(runs: Sequence[dict[str, Any]] | None = None) -> list[Table]:
+    """The paper's tables in its order.
+
+    Args:
+      runs: records; by default those in ``experiments/results/``.
+    """
+    runs = records() if runs is None else runs
+    return [_table(number, paper, runs) for number, paper in enumerate(paper_tables(), 1)]
+
+
+def _table(number: int, paper: dict[str, Any], runs: Sequence[dict[str, Any]]) -> Table:
+    network = NETWORKS[paper["network"]]
+    mine = [run for run in runs if run["network"] == network and run["dataset"] == "cifar10"]
+    if paper["kind"] == "accuracy":
+        columns: list[tuple[str, int]] = [("accuracy", size) for size in sorted(TRAIN_SIZES)]
+        headings = tuple(f"{size:,} examples, accuracy %" for _, size in columns)
+        title = f"Table {number}. Test accuracy, {paper['network']}"
+    else:
+        columns = [(metric, paper["train_size"]) for metric in _COLUMNS[paper["kind"]]]
+        headings = tuple(_HEADINGS[metric] for metric, _ in columns)
+        kind = {"uncertainty": "Uncertainty", "ood": "Out-of-distribution detection (SVHN)"}
+        title = (
+            f"Table {number}. {kind[paper['kind']]}, {paper['network']}, "
+            f"{paper['train_size']:,} examples"
+        )
+    rows = []
+    for printed in paper["rows"]:
+        usual = _row_of_paper(printed, network)
+        for row in _variants(usual, mine, {size for _, size in columns}):
+            detector = printed.get("detector")
+            label = row.label(network) + (f", by {detector}" if detector else "")
+            comparisons = tuple(
+                Comparison(
+                    _paper_value(printed, metric, size) if row == usual else None,
+                    _our_values(mine, row, size, metric, detector),
+                    _DIGITS[metric],
+                )
+                for metric, size in columns
+            )
+            rows.append((label, comparisons))
+    return Table(title, headings, tuple(rows))
+
+
+def _row_of_paper(printed: dict[str, Any], network: str) -> Row:
+    method = METHODS[printed["method"]]
+    beta = printed["beta"] or 0.0
+    return Row(
+        method,
+        beta,
+        bool(printed["weight_decay"]),
+        bool(printed["dropout"]),
+        "paper" if method == "mass" else None,
+        PAPER_STEPS[network],
+    )
+
+
+def _row_of_run(run: dict[str, Any]) -> Row:
+    return Row(
+        run["method"],
+        run["beta"],
+        run["weight_decay"] > 0,
+        run["dropout_rate"] > 0,
+        run["batch_stats"],
+        run["steps"],
+    )
+
+
+def _variants(usual: Row, runs: Iterable[dict[str, Any]], sizes: set[int]) -> list[Row]:
+    """The paper's row, and ours of other length or Jacobian."""
+    found = {_row_of_run(run) for run in runs if run["train_size"] in sizes}
+    others = {row for row in found if row[:4] == usual[:4]} - {usual}
+    return [usual, *sorted(others, key=lambda row: (row.batch_stats or "", row.steps))]
+
+
+def _paper_value(printed: dict[str, Any], metric: str, size: int) -> tuple[float, float] | None:
+    value = printed.get(metric)
+    if isinstance(value, dict) and "mean" not in value:
+        value = value.get(str(size))
+    return None if value is None else (value["mean"], value["std"])
+
+
+def _our_values(
+    runs: Iterable[dict[str, Any]], row: Row, size: int, metric: str, detector: str | None
+) -> tuple[float, ...]:
+    values = []
+    for run in runs:
+        if run["train_size"] != size or _row_of_run(run) != row:
+            continue
+        if metric == "accuracy":
+            values.append(100 * run["accuracy"])
+        elif detector is not None:
+            values.append(run["ood"]["svhn_cropped"][detector][metric])
+        else:
+            values.append(run[metric])
+    return tuple(values)
+
+
+def _texts(table: Table) -> tuple[list[str], list[list[str]]]:
+    header = ["method"]
+    for column in table.columns:
+        header += [f"{column}, paper", "ours"]
+    body = [
+        [label, *(text for c in comparisons for text in (c.paper_text(), c.ours_text()))]
+        for label, comparisons in table.rows
+    ]
+    return header, body
+
+
+def as_markdown(tables: Iterable[Table]) -> str:
+    parts = []
+    for table in tables:
+        header, body = _texts(table)
+        lines = [header, ["---"] * len(header), *body]
+        grid = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        parts.append(f"**{table.title}**\n\n{grid}\n")
+    return "\n".join(parts)
+
+
+def as_latex(tables: Iterable[Table]) -> str:
+    def escaped(text: str) -> str:
+        for symbol in "%_&#":
+            text = text.replace(symbol, f"\\{symbol}")
+        return text.replace("±", r"$\pm$").replace("beta=", r"$\beta$=")
+
+    parts = []
+    for table in tables:
+        header, body = _texts(table)
+        lines = [" & ".join(map(escaped, line)) + r" \\" for line in (header, *body)]
+        lines.insert(1, r"\midrule")
+        columns = "l" + "rr" * len(table.columns)
+        parts += [
+            r"\begin{table}\centering\footnotesize",
+            rf"\caption{{{escaped(table.title)}}}",
+            rf"\begin{{tabular}}{{{columns}}}\toprule",
+            *lines,
+            r"\bottomrule\end{tabular}\end{table}",
+            "",
+        ]
+    return "\n".join(parts)
+
+
+def as_csv(tables: Iterable[Table]) -> str:
+    """One line per number: easy to read into a data frame."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(
+        ["table", "row", "column", "paper_mean", "paper_std", "our_mean", "our_std", "seeds",
+         "difference_in_standard_errors"]
+    )  # fmt: skip
+    for table in tables:
+        for label, comparisons in table.rows:
+            for column, comparison in zip(table.columns, comparisons, strict=True):
+                ours = comparison.ours
+                own = [np.mean(ours), np.std(ours)] if ours else ["not run", ""]
+                paper = comparison.paper or ("", "")
+                difference = "" if comparison.difference is None else comparison.difference
+                writer.writerow([table.title, label, column, *paper, *own, len(ours), difference])
+    return stream.getvalue()
+
+
+_STYLE = """
+body { font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
+table { border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 2rem; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid #ccc; text-align: right; }
+th:first-child, td:first-child { text-align: left; }
+td { white-space: nowrap; }
+td.missing { color: #767676; }
+td.far { background: #fff1d6; }
+caption { text-align: left; font-weight: 600; padding: .5rem 0; }
+"""
+
+
+def as_html(tables: Iterable[Table]) -> str:
+    parts = []
+    for table in tables:
+        header, body = _texts(table)
+        head = "".join(f"<th scope=col>{html.escape(text)}</th>" for text in header)
+        lines = []
+        for (_, comparisons), texts in zip(table.rows, body, strict=True):
+            kinds = [""] + [kind for c in comparisons for kind in ("", _html_class(c))]
+            lines.append(
+                "<tr>"
+                + "".join(
+                    f"<td{kind}>{html.escape(text)}</td>"
+                    for kind, text in zip(kinds, texts, strict=True)
+                )
+                + "</tr>"
+            )
+        parts.append(
+            f"<table><caption>{html.escape(table.title)}</caption>"
+            f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+        )
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width, initial-scale=1'>"
+        f"<title>MASS Learning: paper and ours</title><style>{_STYLE}</style>"
+        "<h1>MASS Learning: the paper's tables, and our runs</h1>"
+        "<p>Paper: mean ± standard deviation of 4 seeds. Ours: mean ± deviation, n seeds, and the "
+        "difference in standard errors of both means combined; shaded where it is above 2.</p>"
+        + "\n".join(parts)
+        + "</html>\n"
+    )
+
+
+def _html_class(comparison: Comparison) -> str:
+    if not comparison.ours:
+        return " class=missing"
+    difference = comparison.difference
+    return " class=far" if difference is not None and abs(difference) > 2 else ""
+
+
+FORMATS: dict[str, Callable[[Iterable[Table]], str]] = {
+    "md": as_markdown,
+    "latex": as_latex,
+    "csv": as_csv,
+    "html": as_html,
+}
+
+
+def what_was_run(runs: Sequence[dict[str, Any]] | None = None) -> str:
+    """Every row that was run, with the numbers that matter most, as Markdown."""
+    runs = records() if runs is None else runs
+    lines = [
+        "| network | examples | method | accuracy %: paper | ours | NLL: paper | ours "
+        "| Brier: paper | ours | AUROC: paper | ours |",
+        "|" + "---|" * 11,
+    ]
+    for paper in paper_tables():
+        if paper["kind"] != "uncertainty":
+            continue
+        network, size = NETWORKS[paper["network"]], paper["train_size"]
+        mine = [run for run in runs if run["network"] == network and run["dataset"] == "cifar10"]
+        for printed in paper["rows"]:
+            usual = _row_of_paper(printed, network)
+            detector = _OWN_DETECTOR[usual.method]
+            for row in _variants(usual, mine, {size}):
+                seen = []
+                for metric in ("accuracy", "nll", "brier", "auroc"):
+                    by = detector if metric == "auroc" else None
+                    source = _ood_row(paper, usual, detector) if by else printed
+                    theirs = _paper_value(source, metric, size) if row == usual else None
+                    ours = _our_values(mine, row, size, metric, by)
+                    seen.append(Comparison(theirs, ours, _DIGITS[metric]))
+                if seen[0].ours:
+                    texts = [text for c in seen for text in (c.paper_text(), c.ours_text())]
+                    cells = [paper["network"], f"{size:,}", row.label(network), *texts]
+                    lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _ood_row(paper: dict[str, Any], usual: Row, detector: str) -> dict[str, Any]:
+    """The row of the same cell in the paper's out-of-distribution table."""
+    for table in paper_tables():
+        if (table["kind"], table["network"], table["train_size"]) == (
+            "ood",
+            paper["network"],
+            paper["train_size"],
+        ):
+            for printed in table["rows"]:
+                same = _row_of_paper(printed, NETWORKS[paper["network"]]) == usual
+                if same and printed["detector"] == detector:
+                    return printed
+    return {}
+
+
+# What stands between the markers of a file is made by a function.
+GENERATED: dict[Path, tuple[str, Callable[[], str]]] = {
+    ROOT / "README.md": ("results", what_was_run),
+    ROOT / "experiments" / "README.md": ("tables", lambda: as_markdown(all_tables())),
+}
+
+
+def renewed(path: Path) -> str:
+    """The text of a file with its generated part made anew."""
+    name, make = GENERATED[path]
+    before, rest = path.read_text().split(f"<!-- {name} -->\n")
+    _, after = rest.split(f"<!-- end of {name} -->")
+    return f"{before}<!-- {name} -->\n{make()}<!-- end of {name} -->{after}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
+    parser.add_argument("--format", choices=sorted(FORMATS), default="md")
+    parser.add_argument("--write", action="store_true", help="renew the READMEs instead")
+    options = parser.parse_args(argv)
+    if options.write:
+        for path in GENERATED:
+            path.write_text(renewed(path))
+    else:
+        print(FORMATS[options.format](all_tables()), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

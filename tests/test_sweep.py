@@ -1,0 +1,175 @@
+"""The sweep: the right cells, each run once, whatever stops it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from experiments import cells, cost, sweep
+from mass_jax.config import config_hash
+
+SHORT = ["--network=small_mlp", "--train_sizes=2500", "--seeds=0", "--regularised=no"]
+
+
+@pytest.fixture(autouse=True)
+def no_timing(monkeypatch):
+    monkeypatch.setattr(sweep, "minutes_by_cell", lambda chosen: dict.fromkeys(chosen, 1.0))
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """Training that takes a moment and writes what the real one would; counts its starts."""
+    script = tmp_path / "stand_in.py"
+    script.write_text(
+        "import json, pathlib, sys, time\n"
+        "workdir, value = pathlib.Path(sys.argv[1]), sys.argv[2]\n"
+        "workdir.mkdir(parents=True, exist_ok=True)\n"
+        "(workdir / 'starts').open('a').write('x')\n"
+        "if value == 'fail': sys.exit('no luck')\n"
+        "time.sleep(float(sys.argv[3]))\n"
+        "(workdir / 'environment.json').write_text(json.dumps(dict.fromkeys(\n"
+        "    ['python', 'packages', 'devices', 'cpu_count', 'commit'])))\n"
+        "(workdir / 'results.json').write_text(json.dumps(\n"
+        "    {'accuracy': 0.5, 'nll': 1.0, 'train_seconds': 1, 'config_hash': value}))\n"
+    )
+
+    def command(cell, workdir, data_dir):
+        value = "fail" if cell.method == "vib" else config_hash(cell.config())
+        return [sys.executable, str(script), str(workdir), value, "0"]
+
+    monkeypatch.setattr(sweep, "command", command)
+
+
+def arguments(tmp_path):
+    return [*SHORT, f"--workdir={tmp_path / 'work'}", f"--results={tmp_path / 'results'}"]
+
+
+def test_cells_are_those_of_the_tables():
+    """Oracle: counted in the paper: 17 and 9 rows, 3 sizes, 4 seeds."""
+    for network, rows in (("small_mlp", 17), ("resnet20", 9)):
+        found = cells.paper_cells(network)
+        assert len(found) == len(set(found)) == rows * 3 * 4
+        assert len({cell.name for cell in found}) == len(found)
+
+
+def test_most_telling_first():
+    """Oracle: the order asked for: both sizes of the four plain rows, then the rest."""
+    first = cells.paper_cells("small_mlp")[:8]
+    assert {cell.train_size for cell in first[:4]} == {2500}
+    assert {cell.train_size for cell in first[4:]} == {40_000}
+    assert {(cell.method, cell.beta) for cell in first} == {
+        ("softmax_ce", 0.0), ("vib", 1e-3), ("mass", 1e-3), ("mass", 0.0),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("network", ["small_mlp", "resnet20"])
+def test_cells_make_the_configurations_they_name(network):
+    """Oracle: the fields of the cell itself."""
+    for cell in cells.paper_cells(network)[::7]:
+        config = cell.config()
+        assert (config.network, config.method, config.beta) == (network, cell.method, cell.beta)
+        assert (config.train_size, config.seed) == (cell.train_size, cell.seed)
+        assert (config.dropout_rate > 0, config.weight_decay > 0) == (
+            cell.dropout, cell.weight_decay,
+        )  # fmt: skip
+
+
+def test_one_failure_does_not_stop_the_rest_and_nothing_runs_twice(stand_in, tmp_path, capsys):
+    """Oracle: the number of starts of each run."""
+    assert sweep.main(arguments(tmp_path)) == 1  # the vib cells fail
+    results = {path.stem for path in (tmp_path / "results").iterdir()}
+    wanted = sweep._chosen(sweep._parser().parse_args(arguments(tmp_path)))
+    assert results == {cell.name for cell in wanted if cell.method != "vib"}
+    assert "no luck" in capsys.readouterr().err
+    assert sweep.main(arguments(tmp_path)) == 1
+    starts = {c.name: (tmp_path / "work" / c.name / "starts").read_text() for c in wanted}
+    assert {name: len(s) for name, s in starts.items()} == {
+        cell.name: 2 if cell.method == "vib" else 1 for cell in wanted
+    }
+
+
+def test_results_of_another_configuration_do_not_count(tmp_path):
+    """Oracle: a record whose hash is not the cell's."""
+    cell = cells.paper_cells("small_mlp")[0]
+    (tmp_path / f"{cell.name}.json").write_text(json.dumps({"config_hash": "0" * 12}))
+    assert not cells.is_done(cell, tmp_path)
+    (tmp_path / f"{cell.name}.json").write_text("half a fi")
+    assert not cells.is_done(cell, tmp_path)
+
+
+def test_time_limit_ends_the_sweep(stand_in, tmp_path, capsys):
+    """Oracle: no minutes, no runs."""
+    assert sweep.main([*arguments(tmp_path), "--max_minutes=0"]) == 0
+    assert "0 minutes are over" in capsys.readouterr().out
+    assert not (tmp_path / "work").exists()
+
+
+def test_nothing_to_run_is_an_error(tmp_path, capsys):
+    assert sweep.main([*arguments(tmp_path), "--betas=7"]) == 2
+    assert "no cell" in capsys.readouterr().err
+
+
+def test_costs_follow_the_benchmark_and_the_machine(monkeypatch, tmp_path):
+    """Oracle: by hand: 100,000 steps of 30 ms are 50 minutes; half the speed, twice as long."""
+    recorded = tmp_path / "benchmark.json"
+    recorded.write_text('{"matmul_gflops": 50, "small_mlp": {"mass_exact_paper_bn": {"ms": 30}}}')
+    monkeypatch.setattr(cost, "BENCHMARK", recorded)
+    monkeypatch.setattr(cost, "matmul_gflops", lambda: 25.0)
+    cell = cells.Cell("small_mlp", "mass", 1e-3, False, False, 2500, 0)
+    assert cost.minutes_by_cell([cell]) == {cell: pytest.approx(100.0)}
+
+
+def test_killed_and_restarted_sweep_goes_on_from_its_checkpoint(tmp_path):
+    """Oracle: the digits run of the same command, unbroken: equal results, metric rows once.
+
+    A real sweep process with real training is ended by SIGTERM in the middle, twice.
+    """
+    script = (
+        "import sys\n"
+        "from experiments import cells, sweep\n"
+        "cell = cells.Cell('small_mlp', 'softmax_ce', 0.0, False, False, 900, 0, steps=3000)\n"
+        "cells.Cell.config_file = 'configs/softmax_ce_digits.py'\n"
+        "sweep.paper_cells = lambda *arguments: [cell]\n"
+        "sweep.minutes_by_cell = lambda chosen: dict.fromkeys(chosen, 1.0)\n"
+        "sys.exit(sweep.main(sys.argv[1:]))\n"
+    )
+    root = cells.HERE.parent
+
+    def start(name):
+        where = [f"--workdir={tmp_path / name}", f"--results={tmp_path / name / 'results'}"]
+        environment = os.environ | {"PYTHONPATH": str(root)}
+        with (tmp_path / f"{name}.log").open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", script, "--network=small_mlp", *where],
+                cwd=root, env=environment, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def output(name):
+        return (tmp_path / f"{name}.log").read_text()
+
+    cell_name = "small_mlp-softmax_ce-n900-seed0-steps3000"
+    rows = tmp_path / "broken" / cell_name / "metrics.jsonl"
+    for at_row in (5, 20):
+        process = start("broken")
+        while process.poll() is None:
+            if rows.exists() and rows.read_text().count("\n") >= at_row:
+                process.send_signal(signal.SIGTERM)
+                break
+            time.sleep(0.05)
+        assert process.wait(60) == 143, output("broken")
+    for name in ("broken", "whole"):
+        process = start(name)
+        assert process.wait(120) == 0, output(name)
+    records = [
+        json.loads((tmp_path / name / "results" / f"{cell_name}.json").read_text())
+        for name in ("broken", "whole")
+    ]
+    for key in ("accuracy", "nll", "ood", "config_hash", "data_sha256"):
+        assert records[0][key] == records[1][key]
+    steps = [json.loads(line)["step"] for line in rows.read_text().splitlines()]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 3000
