@@ -74,6 +74,9 @@ SCHEMA: dict[str, Field] = {
         1e-2, float, "of the method's own parameters; None: the network's", high=1e3, optional=True
     ),
     "optimizer.momentum": Field(0.9, float, "of sgd", high=0.9999),
+    "optimizer.clip_norm": Field(
+        None, float, "largest norm of a gradient; None: any", positive=True, optional=True
+    ),
     "optimizer.decay_epochs": Field(
         (60, 90), "ints", "epochs of the training subset at which the rates are multiplied", low=1
     ),
@@ -361,8 +364,15 @@ def _check_combinations(flat: dict[str, Any]) -> None:
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
-    """Identity of what a run computes: twelve hexadecimal digits."""
-    flat = {key: value for key, value in flatten(config).items() if key not in OPERATIONAL}
+    """Identity of what a run computes: twelve hexadecimal digits.
+
+    A field that is None has no say, so that a new optional field leaves old runs theirs.
+    """
+    flat = {
+        key: value
+        for key, value in flatten(config).items()
+        if key not in OPERATIONAL and value is not None
+    }
     return hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -162,4 +162,7 @@ def _optimizer(config: ConfigDict, steps_per_epoch: int) -> optax.GradientTransf
             batch_stats=label("statistics", params.batch_stats),
         )
 
-    return optax.multi_transform(rules, labels)
+    per_group = optax.multi_transform(rules, labels)
+    if config.optimizer.clip_norm is None:
+        return per_group
+    return optax.chain(optax.clip_by_global_norm(config.optimizer.clip_norm), per_group)

@@ -18,6 +18,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from mass_jax.convolution import conv3x3, conv3x3_closed
+
 PyTree = Any
 Variables = dict[str, Any]
 
@@ -35,12 +37,15 @@ class TrainContext(NamedTuple):
       axis_name: device axis over which batch statistics are synchronised.
       use_batch_moments: normalise by the moments of the batch, not by given
         statistics.
+      reverse_only: the result will be differentiated in reverse mode only, which
+        lets convolutions use rules that are faster on CPUs.
     """
 
     keys: jax.Array | None = None
     weights: jax.Array | None = None
     axis_name: str | None = None
     use_batch_moments: bool = True
+    reverse_only: bool = False
 
 
 EVALUATION = TrainContext(use_batch_moments=False)
@@ -173,39 +178,21 @@ class SmallMLP(nn.Module):
         return Linear(self.output_dim, name="output")(x).astype(output_dtype)
 
 
-def conv3x3(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """3x3 convolution, one pixel of zero padding, NHWC, no bias.
-
-    Args:
-      x: ``[B, H, W, C]``.
-      kernel: ``[3, 3, C, F]``.
-      stride: in both directions.
-
-    Returns:
-      ``[B, ceil(H / stride), ceil(W / stride), F]``.
-    """
-    return jax.lax.conv_general_dilated(
-        x,
-        kernel,
-        window_strides=(stride, stride),
-        padding=((1, 1), (1, 1)),
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-
-
 _KAIMING_NORMAL = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
 
 
 class Conv3x3(nn.Module):
-    """`conv3x3` with a Kaiming-normal kernel."""
+    """3x3 convolution with a Kaiming-normal kernel."""
 
     features: int
     stride: int = 1
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, context: TrainContext) -> jax.Array:
         kernel = self.param("kernel", _KAIMING_NORMAL, (3, 3, x.shape[-1], self.features))
-        return conv3x3(x, kernel.astype(x.dtype), self.stride)
+        closed = context.reverse_only and jax.default_backend() == "cpu"
+        convolve = conv3x3_closed if closed else conv3x3
+        return convolve(x, kernel.astype(x.dtype), self.stride)
 
 
 class ResidualBlock(nn.Module):
@@ -217,9 +204,9 @@ class ResidualBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, context: TrainContext) -> jax.Array:
-        y = Conv3x3(self.features, self.stride, name="conv_0")(x)
+        y = Conv3x3(self.features, self.stride, name="conv_0")(x, context)
         y = self.nonlinearity(BatchNorm(name="norm_0")(y, context))
-        y = Conv3x3(self.features, name="conv_1")(y)
+        y = Conv3x3(self.features, name="conv_1")(y, context)
         y = BatchNorm(name="norm_1")(y, context)
         return self.nonlinearity(y + _shortcut(x, self.features, self.stride))
 
@@ -257,7 +244,7 @@ class ResNet20(nn.Module):
                 f"ResNet20 needs images (batch, height, width, channels), got {x.shape}"
             )
         output_dtype = x.dtype
-        x = Conv3x3(self.widths[0], name="conv")(x.astype(self.dtype or x.dtype))
+        x = Conv3x3(self.widths[0], name="conv")(x.astype(self.dtype or x.dtype), context)
         x = self.nonlinearity(BatchNorm(name="norm")(x, context))
         for stage, width in enumerate(self.widths):
             for block in range(self.blocks):
@@ -302,6 +289,7 @@ def apply(
     batch_stats: PyTree,
     x: jax.Array,
     keys: jax.Array | None = None,
+    reverse_only: bool = False,
 ) -> jax.Array:
     """``f(x)`` with given BatchNorm statistics; examples do not interact.
 
@@ -311,11 +299,12 @@ def apply(
       batch_stats: running statistics, or the moments of a batch held fixed.
       x: ``[B, ...]``.
       keys: ``[B]`` PRNG keys of dropout; ``None`` switches it off.
+      reverse_only: see `TrainContext`.
 
     Returns:
       ``[B, R]``.
     """
-    context = TrainContext(keys=keys, use_batch_moments=False)
+    context = TrainContext(keys=keys, use_batch_moments=False, reverse_only=reverse_only)
     variables = {"params": params, "batch_stats": batch_stats}
     return module.apply(variables, x, context)  # type: ignore[return-value]
 

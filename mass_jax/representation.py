@@ -85,11 +85,15 @@ def represent(
     if num_jacobian == 0:
         return Representation(z, z[:0, 0], rows.weights, running)
 
+    # Chunks are mapped by `vmap` inside a loop, where only the plain rules work.
+    in_one_piece = mode != "forward" and chunk_size is None
+
     def f(images: jax.Array, keys: jax.Array | None) -> jax.Array:
-        return networks.apply(params.module, params.network, statistics, images, keys)
+        reverse_only = context.reverse_only and in_one_piece
+        return networks.apply(params.module, params.network, statistics, images, keys, reverse_only)
 
     images, keys = x[: rows.maybe], _first(context.keys, rows.maybe)
-    if mode != "forward" and chunk_size is None:
+    if in_one_piece:
         # Examples do not interact here, so one batched backward pass per output is enough.
         _, rows_of_j, _ = jacobian.summed_jacobian(lambda v: (f(v, keys), None), images)
         return Representation(z, half_log_det_gram(rows_of_j, singular), rows.weights, running)

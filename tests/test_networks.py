@@ -254,19 +254,6 @@ def test_default_nonlinearities():
     assert ResNet20(1).nonlinearity is nn.relu
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("size", [(4, 5), (1, 3)])
-def test_conv3x3(stride, size, tolerance):
-    """Oracle: scipy.signal.correlate2d."""
-    generator = np.random.default_rng(0)
-    x = jnp.asarray(generator.normal(size=(2, *size, 3)), float)
-    kernel = jnp.asarray(generator.normal(size=(3, 3, 3, 2)), float)
-    theirs = scipy_conv(np.asarray(x), np.asarray(kernel), stride)
-    np.testing.assert_allclose(
-        networks.conv3x3(x, kernel, stride), theirs, rtol=tolerance.exact, atol=tolerance.exact
-    )
-
-
 @pytest.mark.parametrize(
     ("module", "input_shape"), [(TINY_MLP, (3, 2, 2)), (TINY_RESNET, (6, 5, 2))]
 )

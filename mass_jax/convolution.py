@@ -1,0 +1,148 @@
+"""3x3 convolutions, and derivative rules that keep XLA's CPU backend on its fast paths.
+
+A convolution is bilinear, and its three forms (forward, input gradient, kernel gradient)
+are one trilinear form seen from three sides: each one's derivatives are the other two.
+`conv3x3_closed` is built on that, so that differentiating any number of times meets only
+these three. XLA's own second derivatives of strided convolutions, and its kernel
+gradients over large batches, are up to ten times slower on CPUs. On accelerators, and
+for forward-mode differentiation, `conv3x3` is right; both compute the same.
+"""
+
+from functools import partial
+
+import jax
+
+_LAYOUT = ("NHWC", "HWIO", "NHWC")
+_PADDING = ((1, 1), (1, 1))
+# Examples per kernel gradient: XLA's CPU backend copies all patches of a piece, and these
+# still fit its caches (4 to 64 were tried at the shapes of ResNet20).
+_PIECE = 16
+
+Shape = tuple[int, ...]
+
+
+def conv3x3(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """3x3 convolution, one pixel of zero padding, NHWC, no bias.
+
+    Args:
+      x: ``[B, H, W, C]``.
+      kernel: ``[3, 3, C, F]``.
+      stride: in both directions.
+
+    Returns:
+      ``[B, ceil(H / stride), ceil(W / stride), F]``.
+    """
+    return jax.lax.conv_general_dilated(
+        x,
+        kernel,
+        window_strides=(stride, stride),
+        padding=_PADDING,
+        dimension_numbers=_LAYOUT,
+    )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def conv3x3_closed(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """`conv3x3` for reverse-mode differentiation, to any order, on CPUs."""
+    return conv3x3(x, kernel, stride)
+
+
+def _forward(
+    x: jax.Array, kernel: jax.Array, stride: int
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return conv3x3_closed(x, kernel, stride), (x, kernel)
+
+
+def _backward(
+    stride: int, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, kernel = residuals
+    return (
+        _input_gradient_of_rows(cotangent, kernel, stride, x.shape),
+        _kernel_gradient(x, cotangent, stride),
+    )
+
+
+conv3x3_closed.defvjp(_forward, _backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _input_gradient(
+    cotangent: jax.Array, kernel: jax.Array, stride: int, shape: Shape
+) -> jax.Array:
+    """Derivative by the input (of ``shape``), contracted with a cotangent of the output."""
+    x = jax.ShapeDtypeStruct((cotangent.shape[0], *shape[1:]), cotangent.dtype)
+    (gradient,) = jax.linear_transpose(lambda v: conv3x3(v, kernel, stride), x)(cotangent)
+    return gradient
+
+
+def _backward_of_input_gradient(
+    stride: int, shape: Shape, residuals: tuple[jax.Array, jax.Array], g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    cotangent, kernel = residuals
+    return conv3x3_closed(g, kernel, stride), _kernel_gradient(g, cotangent, stride)
+
+
+_input_gradient.defvjp(
+    lambda cotangent, kernel, stride, shape: (
+        _input_gradient(cotangent, kernel, stride, shape),
+        (cotangent, kernel),
+    ),
+    _backward_of_input_gradient,
+)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _kernel_gradient(x: jax.Array, cotangent: jax.Array, stride: int) -> jax.Array:
+    """Derivative by the kernel, contracted with a cotangent of the output, in pieces."""
+    kernel = jax.ShapeDtypeStruct((3, 3, x.shape[-1], cotangent.shape[-1]), x.dtype)
+
+    def piece(rows: slice) -> jax.Array:
+        at = x[rows]
+        (gradient,) = jax.linear_transpose(lambda k: conv3x3(at, k, stride), kernel)(
+            cotangent[rows]
+        )
+        return gradient
+
+    starts = range(0, x.shape[0], _PIECE)
+    return sum((piece(slice(i, i + _PIECE)) for i in starts[1:]), piece(slice(0, _PIECE)))
+
+
+def _backward_of_kernel_gradient(
+    stride: int, residuals: tuple[jax.Array, jax.Array], g: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x, cotangent = residuals
+    return _input_gradient(cotangent, g, stride, x.shape), conv3x3_closed(x, g, stride)
+
+
+_kernel_gradient.defvjp(
+    lambda x, cotangent, stride: (_kernel_gradient(x, cotangent, stride), (x, cotangent)),
+    _backward_of_kernel_gradient,
+)
+
+
+def _input_gradient_of_rows(
+    cotangent: jax.Array, kernel: jax.Array, stride: int, shape: Shape
+) -> jax.Array:
+    """`_input_gradient`, whose ``vmap`` over cotangents is one larger batch.
+
+    A Jacobian is one pullback ``vmap``-ed over its rows. Left to itself, ``vmap`` would also
+    map the rule for the kernel's derivative, and make a slow grouped convolution of it.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def gradient(cotangent: jax.Array, kernel: jax.Array) -> jax.Array:
+        return _input_gradient(cotangent, kernel, stride, shape)
+
+    @gradient.def_vmap
+    def over_rows(
+        axis_size: int, is_mapped: list[bool], cotangent: jax.Array, kernel: jax.Array
+    ) -> tuple[jax.Array, bool]:
+        if is_mapped[1]:
+            axes = [0 if mapped else None for mapped in is_mapped]
+            return jax.vmap(gradient.fun, axes)(cotangent, kernel), True
+        rows = cotangent.reshape(-1, *cotangent.shape[2:])
+        merged = _input_gradient(rows, kernel, stride, shape)
+        return merged.reshape(axis_size, -1, *merged.shape[1:]), True
+
+    return gradient(cotangent, kernel)
