@@ -52,10 +52,28 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> str:
       tree: pytree of host arrays.
       meta: JSON-compatible facts to keep with it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     scratch, final = directory / f".saving-{step}", directory / str(step)
+    try:
+        digest = _write_and_verify(scratch, step, tree, meta)
+        shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, if any
+        os.replace(scratch, final)
+        _fsync(directory)
+    except (OSError, ValueError, CheckpointError) as error:  # orbax reports a full disk as either
+        shutil.rmtree(scratch, ignore_errors=True)
+        reason = " ".join(str(error).split())[:200]
+        kept = (
+            f"that of step {max(steps(directory))} is kept" if steps(directory) else "none is kept"
+        )
+        raise CheckpointError(
+            f"cannot save a checkpoint in {directory} ({reason}); {kept}; make room and run the "
+            "same command to go on"
+        ) from None
+    return digest
+
+
+def _write_and_verify(scratch: Path, step: int, tree: Any, meta: dict[str, Any]) -> str:
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir()
+    scratch.mkdir(parents=True)
     with _checkpointer() as checkpointer:
         checkpointer.save((scratch / _STATE).absolute(), _named_leaves(tree))
     (scratch / _META).write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")
@@ -63,11 +81,7 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> str:
     (scratch / _MANIFEST).write_text(json.dumps({"step": step, "files": files}, indent=2) + "\n")
     for name in (*files, _MANIFEST):
         _fsync(scratch / name)
-    digest = verify(scratch, step)
-    shutil.rmtree(final, ignore_errors=True)  # a damaged one of the same step, if any
-    os.replace(scratch, final)
-    _fsync(directory)
-    return digest
+    return verify(scratch, step)
 
 
 def verify(path: Path, step: int) -> str:

@@ -120,6 +120,9 @@ SCHEMA: dict[str, Field] = {
     "keep_checkpoints": Field(
         2, int, "newest ones kept, beside the best", positive=True, high=1000
     ),
+    "watchdog_minutes": Field(
+        60.0, float, "without progress end the process", positive=True, optional=True
+    ),
 }
 
 # Fields that change how a run is carried out, not what it computes: they may change on
@@ -134,6 +137,7 @@ OPERATIONAL = (
     "eval_every",
     "checkpoint_every",
     "keep_checkpoints",
+    "watchdog_minutes",
 )
 
 

@@ -18,8 +18,8 @@ from mass_jax import options as command_line
 from mass_jax.checkpoint import CheckpointError
 from mass_jax.config import ConfigError, apply_overrides, resolve
 from mass_jax.data import DataError, load_dataset
+from mass_jax.signals import Interrupted, StopSignal
 from mass_jax.training import (
-    Interrupted,
     TrainingDiverged,
     check_same_run,
     evaluate,
@@ -33,8 +33,13 @@ _SHOWN = ("accuracy", "nll", "brier", "entropy", "ece", "aurc")
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
+    with StopSignal() as stop:
+        return _main(sys.argv[1:] if argv is None else argv, stop)
+
+
+def _main(argv: list[str], stop: StopSignal) -> int:
     try:
-        options, overrides = command_line.parse(sys.argv[1:] if argv is None else argv)
+        options, overrides = command_line.parse(argv)
         level = logging.WARNING if options.quiet else logging.INFO
         logging.basicConfig(format="%(message)s", level=level)
         for library in ("absl", "jax", "orbax"):
@@ -43,13 +48,24 @@ def main(argv: list[str] | None = None) -> int:
         _use_compilation_cache()
         _join_cluster(options)
         workdir = Path(options.workdir) if options.workdir else Path("runs") / run_name(config)
-        results = _run(config, workdir, options)
+        results = _run(config, workdir, options, stop)
     except (ConfigError, DataError, CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except TrainingDiverged as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        reason = " ".join(str(error).split())[:300]
+        print(
+            f"error: lost contact with another process ({reason}); start all again with the "
+            "same command to go on from the last checkpoint",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)  # leaving politely would wait for the lost one
     except Interrupted as error:
         print(error, file=sys.stderr)
         return 128 + error.signum
@@ -58,7 +74,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _run(config: ConfigDict, workdir: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _run(
+    config: ConfigDict, workdir: Path, options: argparse.Namespace, stop: StopSignal
+) -> dict[str, Any]:
     check_same_run(config, workdir)
     finished = finished_results(config, workdir)
     if finished is not None and options.mode == "train":
@@ -69,7 +87,7 @@ def _run(config: ConfigDict, workdir: Path, options: argparse.Namespace) -> dict
     with locked(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
         if options.mode == "evaluate":
             return evaluate(config, dataset, workdir)
-        return train(config, dataset, workdir, quiet=options.quiet)
+        return train(config, dataset, workdir, stop=stop, quiet=options.quiet)
 
 
 def _use_compilation_cache() -> None:

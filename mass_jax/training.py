@@ -3,7 +3,6 @@
 import contextlib
 import json
 import logging
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +21,9 @@ from mass_jax.data import Dataset, device_rows
 from mass_jax.evaluation import evaluate_run, make_predictor, validate
 from mass_jax.experiment import Experiment, TrainState, make_experiment
 from mass_jax.run_log import RunLog, environment, write_atomically
-from mass_jax.signals import StopSignal
+from mass_jax.signals import Interrupted, StopSignal
 from mass_jax.train_step import Batch, make_runner, make_train_step
+from mass_jax.watchdog import Watchdog
 from mass_jax.workdir import check_free_space
 
 CHECKPOINTS = "checkpoints"
@@ -36,16 +36,6 @@ _RESIDENT_LIMIT = 2 * 1024**3
 
 class TrainingDiverged(RuntimeError):
     """NaN or infinity in a term, gradient or parameter; nothing of it was saved."""
-
-
-class Interrupted(Exception):
-    """A signal stopped the run after a checkpoint; ``signum`` says which."""
-
-    def __init__(self, signum: int, step: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(signum).name} at step {step}; checkpoint saved"
-        )
-        self.signum = signum
 
 
 class Start(NamedTuple):
@@ -63,7 +53,12 @@ class Start(NamedTuple):
 
 
 def train(
-    config: ConfigDict, dataset: Dataset, workdir: Path, *, quiet: bool = False
+    config: ConfigDict,
+    dataset: Dataset,
+    workdir: Path,
+    *,
+    stop: StopSignal | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Trains (or goes on training) in ``workdir`` and evaluates at the end.
 
@@ -71,6 +66,7 @@ def train(
       config: resolved.
       dataset: what to train on.
       workdir: holds everything the run leaves.
+      stop: active already; ``None`` listens to signals from here on.
       quiet: no progress.
 
     Returns:
@@ -92,10 +88,24 @@ def train(
         check_free_space(workdir, sum(leaf.nbytes for leaf in jax.tree.leaves(start.state)))
         write_atomically(workdir / CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
         write_atomically(workdir / "environment.json", json.dumps(environment(), indent=2) + "\n")
-    with StopSignal() as stop:
-        state, seconds, digest = _run_steps(
-            config, experiment, dataset, workdir, start, stop, quiet or not writes, checksums
-        )
+    with StopSignal() if stop is None else contextlib.nullcontext(stop) as stop:
+        with stop.deferred():
+            state, seconds, digest = _run_steps(
+                config, experiment, dataset, workdir, start, stop, quiet or not writes, checksums
+            )
+        return _results(config, experiment, dataset, workdir, state, seconds, digest)
+
+
+def _results(
+    config: ConfigDict,
+    experiment: Experiment,
+    dataset: Dataset,
+    workdir: Path,
+    state: TrainState,
+    seconds: float,
+    digest: str,
+) -> dict[str, Any]:
+    """Evaluates the trained model; what is written in ``results.json``."""
     began = time.monotonic()
     results = {
         "method": config.method,
@@ -111,12 +121,12 @@ def train(
         **evaluate_run(config, experiment, dataset, state.params),
         "command": as_command(config),
         "config_hash": config_hash(config),
-        "data_sha256": checksums,
+        "data_sha256": dataset.checksums(),
         "checkpoint_sha256": digest,
         "train_seconds": seconds,
         "evaluation_seconds": time.monotonic() - began,
     }
-    if writes:
+    if jax.process_index() == 0:
         write_atomically(workdir / RESULTS, json.dumps(results, indent=2) + "\n")
     return results
 
@@ -228,7 +238,9 @@ def _run_steps(
             row = {**start.unvalidated_row, **validation_now()}
             if log is not None:
                 log.row(row)
+        watchdog = stack.enter_context(Watchdog(config.watchdog_minutes))
         for count, rows in source.blocks(step):
+            watchdog.alive()
             block_began = time.monotonic()
             state, history = runner.run(state, data, rows, count, experiment.keys.step)
             history = {name: np.asarray(values)[:count] for name, values in history.items()}
@@ -250,8 +262,12 @@ def _run_steps(
                 # A signal does not wait for validation: the next start makes up for it.
                 unvalidated_row = table.pop()
             elif to_validate:
-                validation = validation_now()
-                table[-1] |= validation
+                try:
+                    with stop.deferred(step == config.steps):
+                        validation = validation_now()
+                    table[-1] |= validation
+                except Interrupted:
+                    unvalidated_row = table.pop()
                 stopping = _any_process(stop.signum)
             if log is not None:
                 for row in table:
@@ -260,7 +276,7 @@ def _run_steps(
             if stopping or _is_due(step, config.checkpoint_every, config.steps):
                 digest = save(validation, unvalidated_row)
             if stopping and step < config.steps:
-                raise Interrupted(stopping, step)
+                raise Interrupted(stopping, f"at step {step}; checkpoint saved")
     if writes and not digest:  # the checkpoint was already at the last step
         found = checkpoint.restore_latest(workdir / CHECKPOINTS)
         digest = "" if found is None else found.digest
