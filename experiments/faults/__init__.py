@@ -1,0 +1,1 @@
+"""The fault campaign: twelve faults, each with a control that has none."""
