@@ -136,7 +136,7 @@ _TELLING = {
 def records(directory: Path = RESULTS) -> list[dict[str, Any]]:
     """All recorded runs, in a stable order."""
     found = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
-    runs = [record for record in found if "accuracy" in record and "train_size" in record]
+    runs = [record for record in found if isinstance(record, dict) and "config_hash" in record]
     return sorted(
         runs, key=lambda r: (r["network"], r["method"], r["beta"], r["train_size"], r["seed"])
     )
