@@ -1,5 +1,6 @@
 """MASS Learning and Conserved Differential Information in JAX/Flax."""
 
+from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.gaussian_mixture import GaussianMixture
 from mass_jax.information import (
     LossTerms,
@@ -11,7 +12,6 @@ from mass_jax.information import (
 )
 from mass_jax.initialisation import init
 from mass_jax.jacobian import (
-    JACOBIAN_ESTIMATORS,
     half_log_det_jjt,
     per_example_jacobian,
     summed_jacobian,

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.gaussian_mixture import INITIALISATIONS
-from mass_jax.jacobian import JACOBIAN_ESTIMATORS
 from mass_jax.methods import METHODS
 from mass_jax.networks import NETWORKS
 from mass_jax.representation import BATCH_STATS
@@ -351,6 +351,26 @@ def _check_combinations(flat: dict[str, Any]) -> None:
             and flat["jacobian.batch_stats"] == "paper"
             and (flat["jacobian.mode"] == "forward" or flat["jacobian.chunk_size"] is not None),
             "config.jacobian.batch_stats=paper needs jacobian.mode=auto or reverse and no "
+            "jacobian.chunk_size",
+        ),
+        (
+            flat["method"] == "mass"
+            and flat["jacobian.estimator"] == "probe"
+            and flat["jacobian.batch_stats"] == "paper",
+            "config.jacobian.estimator=probe takes one example at a time; set "
+            "config.jacobian.batch_stats=frozen",
+        ),
+        (
+            flat["method"] == "mass"
+            and flat["jacobian.estimator"] == "gram"
+            and flat["network"] != "small_mlp",
+            "config.jacobian.estimator=gram needs a dense first layer: config.network=small_mlp",
+        ),
+        (
+            flat["method"] == "mass"
+            and flat["jacobian.estimator"] in ("probe", "gram")
+            and (flat["jacobian.mode"] == "forward" or flat["jacobian.chunk_size"] is not None),
+            "config.jacobian.estimator=probe and gram need jacobian.mode=auto or reverse and no "
             "jacobian.chunk_size",
         ),
         (

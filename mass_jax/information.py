@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from mass_jax import gaussian_mixture, jacobian
+from mass_jax.estimators import JACOBIAN_ESTIMATORS, num_jacobian_examples
 from mass_jax.gaussian_mixture import GaussianMixture
 from mass_jax.jacobian import ExampleFn, JacobianMode
 from mass_jax.log_determinant import SingularPolicy, half_log_det_gram
@@ -195,7 +196,7 @@ def cdi_loss(
     if apply_fn is not None:
         f, sample = _example_fn(apply_fn, params, x), x[:1]
         size = jax.eval_shape(f, sample[0]).size
-        n = jacobian.num_jacobian_examples(estimator, x.shape[0], size, sub_batch)
+        n = num_jacobian_examples(estimator, x.shape[0], size, sub_batch)
         z = jacobian.map_examples(f, x, chunk_size)
         half_log_det = jacobian.half_log_det_jjt(f, x[:n], mode, chunk_size, singular)
         log_density = _log_density(_gaussian_fit(z) if q is None else q, log_prior)
@@ -208,13 +209,14 @@ def cdi_loss(
     # Running statistics are state: a gradient step on params must leave them alone.
     params = params.replace(batch_stats=jax.lax.stop_gradient(params.batch_stats))
     size = jax.eval_shape(params.representation, x).shape[-1]
-    n = jacobian.num_jacobian_examples(estimator, x.shape[0], size, sub_batch)
+    n = num_jacobian_examples(estimator, x.shape[0], size, sub_batch)
     context = TrainContext(use_batch_moments=batch_stats != "running")
     seen = represent(
         params,
         x,
         n,
         batch_stats=batch_stats,
+        estimator=JACOBIAN_ESTIMATORS[estimator],
         context=context,
         mode=mode,
         chunk_size=chunk_size,

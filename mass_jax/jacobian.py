@@ -1,4 +1,4 @@
-r"""Per-example Jacobians, and how their log-determinants are estimated on a minibatch.
+r"""Per-example Jacobians and their log-determinants.
 
 Notation: ``f`` maps one example of size ``D`` to a representation of size
 ``R``; ``J`` is its ``[R, D]`` Jacobian; ``J_f = sqrt(det(J J^T))`` is the
@@ -10,7 +10,7 @@ authors compute there, and `information.py` offers both definitions.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -135,55 +135,6 @@ def summed_jacobian(
         cotangents = cotangents * weights.astype(outputs.dtype)[None, :, None]
     (rows,) = jax.vmap(pullback)(cotangents)  # [R, B, ...]
     return outputs, jnp.moveaxis(rows.reshape(output_dim, batch, -1), 0, 1), auxiliary
-
-
-class JacobianEstimator(NamedTuple):
-    """How ``E[log J_f(X)]`` is estimated from a minibatch.
-
-    The minibatch is shuffled, so its first ``num_examples(B, R)`` rows are a
-    random sub-batch, and the mean of their exact values is unbiased for the
-    mean over the batch.
-    """
-
-    num_examples: Callable[[int, int], int]
-
-
-def authors_sub_batch_size(batch_size: int, representation_dim: int) -> int:
-    """``n = max(R // 2, B // R)``, at most ``B``: the authors' sub-batch.
-
-    Example:
-      >>> authors_sub_batch_size(256, 15), authors_sub_batch_size(128, 20)
-      (17, 10)
-    """
-    size = max(representation_dim // 2, batch_size // representation_dim, 1)
-    return min(size, batch_size)
-
-
-# Cost per step in backward passes over one example: exact R * B, sub_batch R * n.
-JACOBIAN_ESTIMATORS: dict[str, JacobianEstimator] = {
-    "exact": JacobianEstimator(num_examples=lambda batch_size, representation_dim: batch_size),
-    "sub_batch": JacobianEstimator(num_examples=authors_sub_batch_size),
-}
-
-
-def num_jacobian_examples(
-    estimator: str, batch_size: int, representation_dim: int, sub_batch: int | None = None
-) -> int:
-    """Rows of a minibatch that enter the Jacobian term.
-
-    Args:
-      estimator: a name in `JACOBIAN_ESTIMATORS`.
-      batch_size: ``B``.
-      representation_dim: ``R``.
-      sub_batch: overrides the estimator's own choice; 1 to ``B``.
-    """
-    if estimator not in JACOBIAN_ESTIMATORS:
-        raise ValueError(f"estimator={estimator!r}: choose one of {sorted(JACOBIAN_ESTIMATORS)}")
-    if sub_batch is None:
-        return JACOBIAN_ESTIMATORS[estimator].num_examples(batch_size, representation_dim)
-    if not 1 <= sub_batch <= batch_size:
-        raise ValueError(f"sub_batch={sub_batch}: must be from 1 to the batch size, {batch_size}")
-    return sub_batch
 
 
 def check_mode(mode: str) -> None:

@@ -43,14 +43,14 @@ def half_log_det_gram(jacobian: jax.Array, singular: SingularPolicy = "floor") -
       >>> f"{half_log_det_gram(2.0 * jnp.eye(2, 3)):.3f}"  # 2 log 2
       '1.386'
     """
-    return _half_log_det_and_pseudo_inverse(jacobian, singular)[0]
+    return half_log_det_and_gradient(jacobian, singular)[0]
 
 
 @half_log_det_gram.defjvp
 def _half_log_det_gram_jvp(
     singular: SingularPolicy, primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    value, gradient = _half_log_det_and_pseudo_inverse(primals[0], singular)
+    value, gradient = half_log_det_and_gradient(primals[0], singular)
     return value, jnp.sum(gradient * tangents[0], axis=(-2, -1))
 
 
@@ -66,10 +66,25 @@ def half_log_det_slogdet(jacobian: jax.Array) -> jax.Array:
     return 0.5 * jnp.linalg.slogdet(_gram(jacobian)).logabsdet
 
 
-def _half_log_det_and_pseudo_inverse(
+def gram_factor(kernel: jax.Array) -> jax.Array:
+    """Lower-triangular ``L`` with ``L L^T = W^T W``, for ``W`` ``[D, H]``.
+
+    A ridge of ``8 H`` rounding errors on the correlations keeps it defined when columns
+    are dependent or zero.
+    """
+    squared = jnp.sum(jnp.square(kernel), axis=0)
+    norm = jnp.sqrt(jnp.where(squared == 0, 1.0, squared))  # a dead unit's is any
+    unit = kernel / norm[None, :]
+    correlation = jnp.matmul(unit.T, unit, precision=_HIGHEST)
+    ridge = 8.0 * kernel.shape[1] * jnp.finfo(kernel.dtype).eps
+    factor = jnp.linalg.cholesky(correlation + ridge * jnp.eye(kernel.shape[1]))
+    return factor * norm[:, None]
+
+
+def half_log_det_and_gradient(
     jacobian: jax.Array, singular: SingularPolicy
 ) -> tuple[jax.Array, jax.Array]:
-    """``1/2 log det(J J^T)`` ``[...]`` and its gradient ``[..., R, D]``."""
+    """``1/2 log det(J J^T)`` ``[...]`` and its gradient ``(J J^T)^-1 J`` ``[..., R, D]``."""
     if singular not in ("floor", "-inf"):
         raise ValueError(f"singular={singular!r}: choose 'floor' or '-inf'")
     check_not_expanding(*jacobian.shape[-2:])

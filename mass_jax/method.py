@@ -4,7 +4,7 @@ A method is a file in `mass_jax/methods/` with a function ``method(**options)``
 that returns a `Method`; nothing else needs to know of it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import flax.linen as nn
@@ -53,7 +53,7 @@ class Loss(NamedTuple):
     """
 
     terms: dict[str, PerExample]
-    coefficients: dict[str, float]
+    coefficients: Mapping[str, float | jax.Array]
     log_probs: jax.Array
     batch_stats: PyTree
 
@@ -144,7 +144,7 @@ def with_weight_decay(loss: Loss, network: PyTree, weight_decay: float) -> Loss:
     term = PerExample(0.5 * jnp.sum(jnp.stack(squares))[None])
     return loss._replace(
         terms=loss.terms | {"half_squared_norm": term},
-        coefficients=loss.coefficients | {"half_squared_norm": weight_decay},
+        coefficients={**loss.coefficients, "half_squared_norm": weight_decay},
     )
 
 

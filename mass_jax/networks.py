@@ -37,6 +37,9 @@ class TrainContext(NamedTuple):
       axis_name: device axis over which batch statistics are synchronised.
       use_batch_moments: normalise by the moments of the batch, not by given
         statistics.
+      step: of training, for what happens only now and then.
+      shift: ``[B, width]``, added to what a dense first layer gives; its derivative
+        is the Jacobian behind that layer.
       reverse_only: the result will be differentiated in reverse mode only, which
         lets convolutions use rules that are faster on CPUs.
     """
@@ -45,6 +48,8 @@ class TrainContext(NamedTuple):
     weights: jax.Array | None = None
     axis_name: str | None = None
     use_batch_moments: bool = True
+    step: jax.Array | None = None
+    shift: jax.Array | None = None
     reverse_only: bool = False
 
 
@@ -165,12 +170,19 @@ class SmallMLP(nn.Module):
     batch_norm: bool = True
     dtype: Any = None
 
+    @property
+    def first_dense(self) -> str:
+        """The layer that takes ``TrainContext.shift``."""
+        return "linear_0"
+
     @nn.compact
     def __call__(self, x: jax.Array, context: TrainContext = EVALUATION) -> jax.Array:
         output_dtype = x.dtype
         x = x.reshape(x.shape[0], -1).astype(self.dtype or x.dtype)
         for index, width in enumerate(self.hidden):
             x = Linear(width, name=f"linear_{index}")(x)
+            if index == 0 and context.shift is not None:
+                x = x + context.shift.astype(x.dtype)
             if self.batch_norm:
                 x = BatchNorm(name=f"norm_{index}")(x, context)
             x = self.nonlinearity(x)
@@ -290,6 +302,7 @@ def apply(
     x: jax.Array,
     keys: jax.Array | None = None,
     reverse_only: bool = False,
+    shift: jax.Array | None = None,
 ) -> jax.Array:
     """``f(x)`` with given BatchNorm statistics; examples do not interact.
 
@@ -299,12 +312,14 @@ def apply(
       batch_stats: running statistics, or the moments of a batch held fixed.
       x: ``[B, ...]``.
       keys: ``[B]`` PRNG keys of dropout; ``None`` switches it off.
-      reverse_only: see `TrainContext`.
+      reverse_only, shift: see `TrainContext`.
 
     Returns:
       ``[B, R]``.
     """
-    context = TrainContext(keys=keys, use_batch_moments=False, reverse_only=reverse_only)
+    context = TrainContext(
+        keys=keys, use_batch_moments=False, reverse_only=reverse_only, shift=shift
+    )
     variables = {"params": params, "batch_stats": batch_stats}
     return module.apply(variables, x, context)  # type: ignore[return-value]
 

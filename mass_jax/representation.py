@@ -6,6 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from mass_jax import jacobian, networks
+from mass_jax.estimators import (
+    JACOBIAN_ESTIMATORS,
+    JacobianEstimator,
+    gram_is_cheaper,
+    half_log_det_behind_dense,
+    half_log_det_by_probe,
+)
 from mass_jax.jacobian import JacobianMode
 from mass_jax.log_determinant import SingularPolicy, half_log_det_gram
 from mass_jax.model import ModelParams
@@ -14,6 +21,7 @@ from mass_jax.networks import TrainContext
 PyTree = Any
 BatchStats = Literal["running", "frozen", "paper"]
 BATCH_STATS: tuple[BatchStats, ...] = ("running", "frozen", "paper")
+_PROBE = 1_000_000  # folded into an example's key; layers with dropout fold in their index
 
 
 class Representation(NamedTuple):
@@ -38,6 +46,7 @@ def represent(
     num_jacobian: int,
     *,
     batch_stats: BatchStats,
+    estimator: JacobianEstimator = JACOBIAN_ESTIMATORS["exact"],
     context: TrainContext = networks.EVALUATION,
     mode: JacobianMode = "auto",
     chunk_size: int | None = None,
@@ -61,6 +70,7 @@ def represent(
       x: ``[B, ...]``, this device's rows.
       num_jacobian: ``n`` of the global minibatch, possibly 0.
       batch_stats: the definition.
+      estimator: how values and gradients are had; its number of examples is not used.
       context: keys and device axis; its weights are not used.
       mode, chunk_size, singular: see `mass_jax.half_log_det_jjt`; ``"paper"``
         couples the examples and so takes neither forward mode nor chunks.
@@ -71,7 +81,9 @@ def represent(
     if num_jacobian > 0 and batch_stats == "paper":
         if mode == "forward" or chunk_size is not None:
             raise ValueError("batch_stats='paper' needs mode='auto' or 'reverse' and no chunk_size")
-        return _represent_in_two_parts(params, x, num_jacobian, context, singular)
+        if estimator.gradient == "probe":
+            raise ValueError("batch_stats='paper' couples the examples; the probe needs 'frozen'")
+        return _represent_in_two_parts(params, x, num_jacobian, estimator, context, singular)
 
     if batch_stats == "running":
         statistics = running = params.batch_stats
@@ -88,11 +100,26 @@ def represent(
     # Chunks are mapped by `vmap` inside a loop, where only the plain rules work.
     in_one_piece = mode != "forward" and chunk_size is None
 
-    def f(images: jax.Array, keys: jax.Array | None) -> jax.Array:
+    def f(images: jax.Array, keys: jax.Array | None, shift: jax.Array | None = None) -> jax.Array:
         reverse_only = context.reverse_only and in_one_piece
-        return networks.apply(params.module, params.network, statistics, images, keys, reverse_only)
+        return networks.apply(
+            params.module, params.network, statistics, images, keys, reverse_only, shift
+        )
 
     images, keys = x[: rows.maybe], _first(context.keys, rows.maybe)
+    kernel = _dense_kernel(params, estimator, rows.maybe, z.shape[-1])
+    if estimator.gradient == "probe":
+        if keys is None or not in_one_piece:
+            raise ValueError("the probe needs keys, mode='auto' or 'reverse', and no chunk_size")
+        probe_keys = jax.vmap(lambda key: jax.random.fold_in(key, _PROBE))(keys)
+        by_probe = half_log_det_by_probe(lambda v: f(v, keys), images, probe_keys, singular)
+        return Representation(z, by_probe, rows.weights, running)
+    if kernel is not None and in_one_piece:
+        shift = jnp.zeros((rows.maybe, kernel.shape[1]), images.dtype)
+        _, behind, _ = half_log_det_behind_dense(
+            lambda s: (f(images, keys, s), None), shift, kernel, None, singular
+        )
+        return Representation(z, behind, rows.weights, running)
     if in_one_piece:
         # Examples do not interact here, so one batched backward pass per output is enough.
         _, rows_of_j, _ = jacobian.summed_jacobian(lambda v: (f(v, keys), None), images)
@@ -105,6 +132,24 @@ def represent(
 
     values = jacobian.map_examples(half_log_det, (images, keys), chunk_size)
     return Representation(z, values, rows.weights, running)
+
+
+def _dense_kernel(
+    params: ModelParams, estimator: JacobianEstimator, num_examples: int, output_dim: int
+) -> jax.Array | None:
+    """The first layer's kernel, where the Jacobian is better taken behind it."""
+    name = getattr(params.module, "first_dense", None)
+    if estimator.form == "rows" or name is None:
+        if estimator.form == "gram":
+            raise ValueError("estimator='gram' needs a network with a dense first layer")
+        return None
+    kernel = params.network[name]["kernel"]
+    input_dim, width = kernel.shape
+    if width >= input_dim:
+        return None  # nothing to be gained, and W^T W would be singular
+    if estimator.form == "auto" and not gram_is_cheaper(num_examples, output_dim, input_dim, width):
+        return None
+    return kernel
 
 
 def _first(keys: jax.Array | None, count: int) -> jax.Array | None:
@@ -132,6 +177,7 @@ def _represent_in_two_parts(
     params: ModelParams,
     x: jax.Array,
     num_jacobian: int,
+    estimator: JacobianEstimator,
     context: TrainContext,
     singular: SingularPolicy,
 ) -> Representation:
@@ -149,10 +195,21 @@ def _represent_in_two_parts(
         )
 
     sub_context = part_context(slice(0, maybe), weights)
-    z_sub, rows_of_j, moments = jacobian.summed_jacobian(
-        lambda part: forward(part, sub_context), x[:maybe], sub_context.weights
-    )
-    half_log_det = half_log_det_gram(rows_of_j, singular)
+    output_dim = jax.eval_shape(lambda part: forward(part, sub_context)[0], x[:maybe]).shape[-1]
+    kernel = _dense_kernel(params, estimator, maybe, output_dim)
+    if kernel is None:
+        z_sub, rows_of_j, moments = jacobian.summed_jacobian(
+            lambda part: forward(part, sub_context), x[:maybe], sub_context.weights
+        )
+        half_log_det = half_log_det_gram(rows_of_j, singular)
+    else:
+        z_sub, half_log_det, moments = half_log_det_behind_dense(
+            lambda shift: forward(x[:maybe], sub_context._replace(shift=shift)),
+            jnp.zeros((maybe, kernel.shape[1]), x.dtype),
+            kernel,
+            sub_context.weights,
+            singular,
+        )
     running = networks.update_running(params.batch_stats, moments)
     if x.shape[0] == surely:
         return Representation(z_sub, half_log_det, weights, running)

@@ -44,7 +44,7 @@ def make_train_step(experiment: Experiment, normalisation: Normalisation) -> Ste
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, position)
         # One device needs no collectives, and without them XLA fuses more.
         axis_name = AXIS if jax.lax.axis_size(AXIS) > 1 else None
-        context = TrainContext(keys=keys, axis_name=axis_name, reverse_only=True)
+        context = TrainContext(keys=keys, axis_name=axis_name, reverse_only=True, step=state.step)
 
         def objective(params: ModelParams) -> tuple[jax.Array, Any]:
             loss = method.loss(params, images, batch.labels, context)

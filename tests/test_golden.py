@@ -327,7 +327,7 @@ def test_authors_training_step(case, tolerance):
 
 
 def test_default_sub_batch_is_the_authors(case):
-    n = mass_jax.jacobian.num_jacobian_examples("sub_batch", case.x.shape[0], case.dim)
+    n = mass_jax.estimators.num_jacobian_examples("sub_batch", case.x.shape[0], case.dim)
     assert n == int(case.golden["train/n_jacobian_examples"])
 
 

@@ -16,11 +16,13 @@ import pytest
 from jax.test_util import check_grads
 
 from mass_jax import jacobian as library
-from mass_jax.jacobian import (
+from mass_jax.estimators import (
     JACOBIAN_ESTIMATORS,
     authors_sub_batch_size,
-    half_log_det_jjt,
     num_jacobian_examples,
+)
+from mass_jax.jacobian import (
+    half_log_det_jjt,
     per_example_jacobian,
     summed_jacobian,
 )

@@ -1,14 +1,16 @@
 """MASS Learning (Cvitkovic & Koliander, ICML 2019)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mass_jax import gaussian_mixture, networks
+from mass_jax.estimators import JACOBIAN_ESTIMATORS, num_jacobian_examples
 from mass_jax.information import mass_loss_terms
-from mass_jax.jacobian import JacobianMode, num_jacobian_examples
+from mass_jax.jacobian import JacobianMode
 from mass_jax.log_determinant import SingularPolicy, check_not_expanding
 from mass_jax.method import (
     BuildNetwork,
@@ -22,7 +24,7 @@ from mass_jax.method import (
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
 from mass_jax.networks import TrainContext
-from mass_jax.representation import BatchStats, represent
+from mass_jax.representation import BatchStats, Representation, represent
 
 
 def method(
@@ -53,7 +55,7 @@ def method(
       initialisation: of ``q``: a name in `gaussian_mixture.INITIALISATIONS`, or
         ``"mle"`` to fit the untrained network's outputs on training data.
       estimator, sub_batch: of the Jacobian term, see
-        `mass_jax.jacobian.num_jacobian_examples`.
+        `mass_jax.estimators`.
       batch_stats: meaning of ``J_f`` under BatchNorm, see `representation.represent`.
       mode, chunk_size, singular: see `mass_jax.half_log_det_jjt`.
       log_prior: ``log p(y)``; ``None`` is uniform.
@@ -94,24 +96,33 @@ def method(
             n = num_jacobian_examples(
                 estimator, x.shape[0] * devices, representation_dim, sub_batch
             )
-        seen = represent(
+        chosen = JACOBIAN_ESTIMATORS[estimator]
+        see = partial(
+            represent,
             params,
             x,
-            n,
             batch_stats=batch_stats,
+            estimator=chosen,
             context=context,
             mode=mode,
             chunk_size=chunk_size,
             singular=singular,
         )
+        jacobian_weight: float | jax.Array = beta
+        if chosen.every == 1 or context.step is None or n == 0:
+            seen = see(num_jacobian=n)
+        else:
+            is_due = context.step % chosen.every == 0
+            seen = jax.lax.cond(is_due, lambda: see(num_jacobian=n), lambda: _without(see, n))
+            jacobian_weight = jnp.where(is_due, beta * chosen.every, 0.0)
         class_log_prob = gaussian_mixture.log_prob(params.q, seen.z)
         by_term = mass_loss_terms(class_log_prob, labels, seen.half_log_det, _prior(prior))
         terms = {"cross_entropy": PerExample(by_term.cross_entropy)}
-        coefficients = {"cross_entropy": 1.0}
+        coefficients: dict[str, float | jax.Array] = {"cross_entropy": 1.0}
         if beta != 0:
             terms["entropy"] = PerExample(by_term.entropy)
             terms["jacobian"] = PerExample(by_term.jacobian, seen.weights)
-            coefficients |= {"entropy": beta, "jacobian": beta}
+            coefficients |= {"entropy": beta, "jacobian": jacobian_weight}
         log_probs = gaussian_mixture.log_posterior(class_log_prob, _prior(prior))
         undecayed = Loss(terms, coefficients, log_probs, seen.batch_stats)
         return with_weight_decay(undecayed, params.network, weight_decay)
@@ -133,6 +144,14 @@ def method(
         }
 
     return Method(init, loss, log_probs, ood_scores)
+
+
+def _without(see: Callable[..., Representation], num_jacobian: int) -> Representation:
+    """A step that leaves the Jacobian term out, in the shape of one that does not."""
+    skipped, asked = see(num_jacobian=0), jax.eval_shape(lambda: see(num_jacobian=num_jacobian))
+    return skipped._replace(
+        half_log_det=jnp.zeros(asked.half_log_det.shape), weights=jnp.ones(asked.weights.shape)
+    )
 
 
 def _prior(prior: np.ndarray | None) -> jax.Array | None:

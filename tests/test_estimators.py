@@ -1,0 +1,135 @@
+"""Estimators of the Jacobian term: values and gradients against the exact ones."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mass_jax import ResNet20, SmallMLP, make_method
+from mass_jax.estimators import JACOBIAN_ESTIMATORS, gram_is_cheaper, num_jacobian_examples
+from mass_jax.log_determinant import gram_factor
+from mass_jax.networks import TrainContext
+
+BATCH, CLASSES, DIM = 12, 3, 3
+SHAPE = (4, 4, 3)
+float64_only = pytest.mark.parametrize("tolerance", ["float64"], indirect=True)
+
+
+def build(outputs):
+    return SmallMLP(outputs, hidden=(9, 6))
+
+
+def setting(**options):
+    """Loss and its gradient for one way to estimate; the minibatch is always the same."""
+    method = make_method(
+        "mass", num_classes=CLASSES, representation_dim=DIM, num_components=2, beta=0.5, **options
+    )
+    params = method.init(jax.random.key(0), build, SHAPE)
+    generator = np.random.default_rng(1)
+    x = jnp.asarray(generator.normal(size=(BATCH, *SHAPE)))
+    labels = jnp.arange(BATCH) % CLASSES
+
+    def loss(params, key, step):
+        keys = jax.random.split(key, BATCH)
+        seen = method.loss(params, x, labels, TrainContext(keys=keys, step=step))
+        return seen.objective(), {name: term.mean() for name, term in seen.terms.items()}
+
+    return params, jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def flat(gradient):
+    return np.concatenate(
+        [np.ravel(leaf) for leaf in jax.tree.leaves((gradient.network, gradient.head))]
+    )
+
+
+@pytest.mark.parametrize("batch_stats", ["frozen", "paper", "running"])
+@pytest.mark.parametrize("estimator", ["gram", "auto"])
+def test_gram_form_is_exact(batch_stats, estimator, tolerance):
+    """Oracle: the plain Jacobian of every example."""
+    key, step = jax.random.key(0), jnp.asarray(0)
+    params, plain = setting(estimator="exact", batch_stats=batch_stats)
+    _, behind = setting(estimator=estimator, batch_stats=batch_stats, sub_batch=BATCH)
+    (expected, terms), gradient = plain(params, key, step)
+    (actual, our_terms), our_gradient = behind(params, key, step)
+    np.testing.assert_allclose(actual, expected, rtol=10 * tolerance.exact)
+    np.testing.assert_allclose(our_terms["jacobian"], terms["jacobian"], rtol=10 * tolerance.exact)
+    scale = np.abs(flat(gradient)).max()
+    np.testing.assert_allclose(
+        flat(our_gradient) / scale, flat(gradient) / scale, atol=50 * tolerance.exact
+    )
+
+
+@float64_only
+def test_probe_is_exact_in_value_and_unbiased_in_gradient(tolerance):
+    """Oracle: the exact gradient; the mean over 600 keys lies within 5 standard errors of it
+    in every parameter, and the values do not depend on the key."""
+    key, step = jax.random.key(0), jnp.asarray(0)
+    params, exact = setting(estimator="sub_batch", batch_stats="frozen")
+    _, probe = setting(estimator="probe", batch_stats="frozen")
+    (value, _), gradient = exact(params, key, step)
+    keys = jax.random.split(jax.random.key(5), 600)
+    (values, _), gradients = jax.lax.map(lambda k: probe(params, k, step), keys)
+    np.testing.assert_allclose(values, value, rtol=tolerance.exact)
+    drawn = np.concatenate(
+        [np.reshape(g, (600, -1)) for g in jax.tree.leaves((gradients.network, gradients.head))], 1
+    )
+    error = drawn.std(axis=0, ddof=1) / np.sqrt(600)
+    assert np.all(np.abs(drawn.mean(axis=0) - flat(gradient)) <= 5 * error + 1e-9)
+    assert np.max(error) > 1e-4  # it is random indeed
+
+
+@float64_only
+def test_lazy_is_right_on_the_average_of_its_steps(tolerance):
+    """Oracle: the gradient with the term in every step."""
+    key = jax.random.key(0)
+    params, every_step = setting(estimator="sub_batch", batch_stats="frozen")
+    _, lazy = setting(estimator="lazy", batch_stats="frozen")
+    every = JACOBIAN_ESTIMATORS["lazy"].every
+    expected = flat(every_step(params, key, jnp.asarray(0))[1])
+    steps = [flat(lazy(params, key, jnp.asarray(step))[1]) for step in range(every)]
+    np.testing.assert_allclose(np.mean(steps, axis=0), expected, atol=tolerance.exact)
+    assert np.abs(steps[0] - steps[1]).max() > 1e-3  # only one of them has it
+    np.testing.assert_array_equal(steps[1], steps[2])
+
+
+def test_few_is_an_eighth_of_the_authors():
+    """Oracle: by hand from n = 17 and 10."""
+    assert num_jacobian_examples("few", 256, 15) == 2
+    assert num_jacobian_examples("few", 128, 20) == 1
+
+
+def test_gram_factor(tolerance):
+    """Oracle: the product it factors, also with a dead unit and a repeated one."""
+    kernel = np.random.default_rng(0).normal(size=(7, 5))
+    kernel[:, 1], kernel[:, 3] = 0.0, kernel[:, 2]
+    kernel = jnp.asarray(kernel)
+    factor = jax.jit(gram_factor)(kernel)
+    np.testing.assert_allclose(factor @ factor.T, kernel.T @ kernel, atol=10 * tolerance.exact)
+    assert np.isfinite(jax.grad(lambda k: jnp.sum(gram_factor(k)))(kernel)).all()
+
+
+def test_auto_goes_by_cost():
+    """Oracle: counted by hand, n r (d - h) against d h: 30.7 examples at SmallMLP's shapes."""
+    cheaper = partial(gram_is_cheaper, output_dim=15, input_dim=3072, width=400)
+    assert not cheaper(30)
+    assert cheaper(31)
+
+
+@pytest.mark.parametrize(
+    ("options", "build_network", "message"),
+    [
+        ({"estimator": "gram", "batch_stats": "frozen"}, ResNet20, "dense first layer"),
+        ({"estimator": "probe", "batch_stats": "paper"}, SmallMLP, "the probe needs 'frozen'"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, build_network, message):
+    """Oracle: the documented contract."""
+    method = make_method("mass", representation_dim=3, **options)
+    params = method.init(jax.random.key(0), build_network, (8, 8, 3))
+    x, labels = jnp.zeros((4, 8, 8, 3)), jnp.zeros(4, int)
+    context = TrainContext(keys=jax.random.split(jax.random.key(0), 4))
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda p: method.loss(p, x, labels, context).objective(), params)
