@@ -153,7 +153,8 @@ def _two_pass_cholesky_qr(
     unit_rows = rows.shrunk / rows.norm
     first = _cholesky_or_more_shift(rows.correlation + shift * identity, shift)
     first_inverse = inverse_lower(first)
-    gram = _gram(_product(first_inverse, unit_rows))
+    nearly_orthonormal = _product(first_inverse, unit_rows)
+    gram = _gram(nearly_orthonormal)
     pivots = jnp.square(_diagonal(jnp.linalg.cholesky(gram)))
     # A failed Cholesky gives NaN pivots: deficient. A NaN in J itself must stay one.
     is_nan = jnp.isnan(jnp.sum(gram, axis=(-2, -1)))
@@ -162,8 +163,10 @@ def _two_pass_cholesky_qr(
     log_diagonals = jnp.log(_diagonal(first)) + jnp.log(_diagonal(second))
     value = jnp.sum(log_diagonals + rows.log_scale, axis=-1)
 
-    inverse = _product(inverse_lower(second), first_inverse)
-    solved = _product(jnp.swapaxes(inverse, -1, -2), _product(inverse, unit_rows))
+    second_inverse = inverse_lower(second)
+    inverse = _product(second_inverse, first_inverse)
+    back = _product(jnp.swapaxes(inverse, -1, -2), second_inverse)  # small before large
+    solved = _product(back, nearly_orthonormal)
     gradient = solved / rows.norm / rows.largest
     if singular == "-inf":
         value = jnp.where(deficient, -jnp.inf, value)

@@ -1,0 +1,245 @@
+"""``python -m experiments.benchmark --json=FILE``: what a training step costs.
+
+All variants run in one process, interleaved (A B C A B C ...), so that noise hits all alike.
+Times are medians; only ratios within one run mean anything on a shared machine.
+"""
+
+import argparse
+import gc
+import importlib.util
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.cost import matmul_gflops
+from mass_jax.config import apply_overrides, resolve
+from mass_jax.data import Dataset, dataset_from_arrays
+from mass_jax.experiment import make_experiment
+from mass_jax.options import CONFIG_DIR, load_config
+from mass_jax.run_log import environment, write_atomically
+from mass_jax.train_step import Batch, make_runner, make_train_step
+
+# What each variant changes in the config of its method.
+VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
+    "softmax_ce": ("softmax_ce", {}),
+    "vib": ("vib", {}),
+    "mass_beta0": ("mass", {"beta": "0"}),
+    "mass_exact": ("mass", {"jacobian.batch_stats": "frozen"}),
+    "mass_exact_paper_bn": ("mass", {"jacobian.batch_stats": "paper"}),
+    "mass_fast": ("mass", {"jacobian.batch_stats": "frozen", "jacobian.estimator": "few"}),
+    "mass_probe": ("mass", {"jacobian.batch_stats": "frozen", "jacobian.estimator": "probe"}),
+    "mass_lazy": ("mass", {"jacobian.batch_stats": "frozen", "jacobian.estimator": "lazy"}),
+    "mass_exact_full_batch": (
+        "mass",
+        {"jacobian.batch_stats": "frozen", "jacobian.estimator": "exact"},
+    ),
+}
+# A dense first layer allows the exact full batch in Gram form.
+_FULL_BATCH = {"small_mlp": "gram", "resnet20": "exact"}
+# Steps per call: one for ResNet20, whose convolutions are slow inside XLA's CPU loops. A lazy
+# estimator needs a whole period.
+_STEPS = {"small_mlp": 8, "resnet20": 1}
+_REPEATS = {"small_mlp": (9, 25), "resnet20": (3, 7)}  # quick, thorough
+# The peer's step that does the same work.
+_PEERS = {
+    "softmax_ce": "softmax_ce",
+    "vib": "vib",
+    "mass_beta0": "mass_beta0",
+    "mass_exact": "mass_exact_paper_bn",
+    "mass_exact_paper_bn": "mass_exact_paper_bn",
+}
+
+
+class Subject(NamedTuple):
+    """Something to be timed.
+
+    Attributes:
+      call: takes ``steps`` training steps.
+      steps: per call.
+      flops: of one step by XLA's count, or ``None``.
+      compile_s: seconds of the first call.
+      peak_mb: growth of the process's largest memory use by it, in MB.
+    """
+
+    call: Callable[[], None]
+    steps: int
+    flops: float | None
+    compile_s: float
+    peak_mb: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmark", description=__doc__)
+    parser.add_argument("--network", choices=sorted(_STEPS), help="default: both")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats: under 10 minutes")
+    parser.add_argument("--peer", choices=["torch"], help="the same steps in plain PyTorch")
+    parser.add_argument("--json", type=Path, required=True, help="where the table is written")
+    options = parser.parse_args(argv)
+    peer = options.peer == "torch"
+    if peer and importlib.util.find_spec("torch") is None:
+        print("--peer=torch: PyTorch is not installed (pip install torch); skipped")
+        peer = False
+    outcome: dict[str, Any] = {"matmul_gflops": matmul_gflops()}
+    for network in [options.network] if options.network else sorted(_STEPS, reverse=True):
+        outcome[network] = measure(network, options.quick, peer)
+        print(as_text(network, outcome[network], outcome["matmul_gflops"]), flush=True)
+    outcome["environment"] = environment()
+    write_atomically(options.json, json.dumps(outcome, indent=2) + "\n")
+    return 0
+
+
+def measure(network: str, quick: bool, peer: bool) -> dict[str, dict[str, Any]]:
+    """Numbers of every variant of a network, in one interleaved run."""
+    dataset = _random_dataset()
+    subjects = {
+        name: _subject(network, name, dataset)
+        for name in VARIANTS
+        if not (name == "mass_lazy" and _STEPS[network] == 1)
+    }
+    if peer:
+        for name in sorted(set(_PEERS.values())):
+            subjects[f"torch {name}"] = _torch_subject(network, name)
+    seconds: dict[str, list[float]] = {name: [] for name in subjects}
+    for repeat in range(_REPEATS[network][0 if quick else 1]):
+        for name, subject in subjects.items():
+            if name == "mass_exact_full_batch" and network == "resnet20" and repeat > 1:
+                continue  # twenty times a step: two are enough
+            began = time.perf_counter()
+            subject.call()
+            seconds[name].append((time.perf_counter() - began) / subject.steps)
+    peak = matmul_gflops()
+    table = {}
+    for name, subject in subjects.items():
+        if name.startswith("torch "):
+            continue
+        ms = 1e3 * float(np.median(seconds[name]))
+        low, high = np.percentile(seconds[name], [25, 75])
+        base = subjects["softmax_ce"]
+        ratios = np.asarray(seconds[name]) / np.asarray(seconds["softmax_ce"])[: len(seconds[name])]
+        table[name] = {
+            "ms": ms,
+            "ms_quartiles": [1e3 * float(low), 1e3 * float(high)],
+            "ratio": float(np.median(ratios)),
+            "flops": subject.flops,
+            "flops_ratio": _quotient(subject.flops, base.flops),
+            "peak_share": _quotient(subject.flops, 1e6 * ms * peak),
+            "peak_mb": subject.peak_mb,
+            "compile_s": subject.compile_s,
+        }
+        if peer and name in _PEERS:
+            theirs = seconds[f"torch {_PEERS[name]}"]
+            table[name]["torch_ms"] = 1e3 * float(np.median(theirs))
+            table[name]["vs_torch"] = float(
+                np.median(np.asarray(seconds[name]) / np.asarray(theirs))
+            )
+    return table
+
+
+def _quotient(value: float | None, by: float | None) -> float | None:
+    return None if value is None or not by else value / by
+
+
+def _random_dataset() -> Dataset:
+    """Noise in the shape of CIFAR-10: a step takes as long on it as on anything."""
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (2000, 32, 32, 3), np.uint8)
+    labels = generator.integers(0, 10, 2000)
+    return dataset_from_arrays(images, labels, images[:10], labels[:10])
+
+
+def _subject(network: str, variant: str, dataset: Dataset) -> Subject:
+    """A variant's training step as the trainer runs it, compiled."""
+    method, changes = VARIANTS[variant]
+    if variant == "mass_exact_full_batch":
+        changes = changes | {"jacobian.estimator": _FULL_BATCH[network]}
+        if network == "resnet20":
+            changes |= {"jacobian.chunk_size": "16"}
+    changes = changes | {"train_size": "1000", "data.validation_size": "100"}
+    config = resolve(
+        apply_overrides(load_config(str(CONFIG_DIR / f"{method}_{network}.py")), changes)
+    )
+    experiment = make_experiment(config, dataset)
+    step = make_train_step(experiment, dataset.normalisation)
+    runner = make_runner(step, "pmap")
+    steps = _STEPS[network]
+    state = runner.place_state(jax.device_get(experiment.initial_state()))
+    data = runner.place_data(Batch(*map(jax.numpy.asarray, dataset.train)))
+    generator = np.random.default_rng(1)
+    rows = generator.integers(0, 1000, (1, steps, config.batch_size)).astype(np.int32)
+    held = [state]
+
+    def call() -> None:
+        held[0], history = runner.run(held[0], data, rows, steps, experiment.keys.step)
+        jax.block_until_ready(history)
+
+    gc.collect()
+    before, began = _largest_memory_mb(), time.perf_counter()
+    call()
+    compile_s = time.perf_counter() - began
+    call()
+    peak_mb = _largest_memory_mb() - before
+    return Subject(call, steps, _flops(step, config, experiment), compile_s, peak_mb)
+
+
+def _flops(step: Any, config: Any, experiment: Any) -> float | None:
+    """Of one step, by XLA's own count of the program before optimisation."""
+    state = jax.eval_shape(experiment.initial_state)
+    size = config.batch_size
+    shapes: Any = [((1, size, 32, 32, 3), np.uint8), ((1, size), np.int64)]
+    batch: Any = Batch(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))  # type: ignore[arg-type]
+    stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), state)
+    lowered = jax.pmap(step, axis_name="devices", in_axes=(0, 0, None)).lower(
+        stacked, batch, experiment.keys.step
+    )
+    analysis = lowered.cost_analysis()
+    return float(analysis["flops"]) if analysis and "flops" in analysis else None
+
+
+def _largest_memory_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _torch_subject(network: str, variant: str) -> Subject:
+    import torch
+
+    from experiments.torch_peer import make_step
+
+    torch.manual_seed(0)
+    beta, n, batch = (1e-3, 17, 256) if network == "small_mlp" else (1e-4, 10, 128)
+    step = make_step(network, variant, beta, n)
+    x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
+    step(x, y)
+
+    def call() -> None:
+        step(x.clone(), y)
+
+    return Subject(call, 1, None, 0.0, 0.0)
+
+
+def as_text(network: str, table: dict[str, dict[str, Any]], peak: float) -> str:
+    """The table for people."""
+    lines = [
+        f"{network} ({peak:.0f} GFLOP/s in a matrix product)",
+        f"{'variant':<24}{'ms':>9}{'ratio':>8}{'FLOPs':>8}{'of peak':>9}{'MB':>8}{'compile':>9}"
+        f"{'vs torch':>10}",
+    ]
+    number = lambda value, form: "-" if value is None else format(value, form)
+    for name, row in table.items():
+        lines.append(
+            f"{name:<24}{row['ms']:>9.1f}{row['ratio']:>8.2f}{number(row['flops_ratio'], '.2f'):>8}"
+            f"{number(row['peak_share'], '.0%'):>9}{row['peak_mb']:>8.0f}{row['compile_s']:>8.1f}s"
+            f"{number(row.get('vs_torch'), '.2f'):>10}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

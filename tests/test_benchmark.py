@@ -1,0 +1,55 @@
+"""The benchmark: its parts work, and the FLOPs of the exact step stay at their floor."""
+
+import pytest
+
+from experiments import benchmark
+from mass_jax.config import apply_overrides, resolve
+from mass_jax.experiment import make_experiment
+from mass_jax.options import CONFIG_DIR, load_config
+from mass_jax.train_step import make_train_step
+
+NUMBERS = {"ms", "ratio", "flops_ratio", "peak_share", "peak_mb", "compile_s"}
+
+
+def flops(network, variant):
+    """XLA's count for the whole training step; nothing is compiled or run."""
+    method, changes = benchmark.VARIANTS[variant]
+    changes = changes | {"train_size": "1000", "data.validation_size": "100"}
+    file = load_config(str(CONFIG_DIR / f"{method}_{network}.py"))
+    config = resolve(apply_overrides(file, changes))
+    dataset = benchmark._random_dataset()
+    experiment = make_experiment(config, dataset)
+    step = make_train_step(experiment, dataset.normalisation)
+    return benchmark._flops(step, config, experiment)
+
+
+@pytest.mark.parametrize(
+    ("network", "variant", "limit"),
+    [
+        ("small_mlp", "mass_exact", 2.6),
+        ("small_mlp", "mass_exact_paper_bn", 2.6),
+        ("small_mlp", "mass_fast", 1.3),
+        ("resnet20", "mass_exact", 2.75),
+        ("resnet20", "mass_exact_paper_bn", 2.75),
+        ("resnet20", "mass_fast", 1.3),
+    ],
+)
+def test_flops_of_a_step(network, variant, limit):
+    """Oracle: the floors of the cost model: 2.5 (SmallMLP) and 2.6 (ResNet20) at the paper's n,
+    61 forward passes per Jacobian example."""
+    ratio = flops(network, variant) / flops(network, "softmax_ce")
+    assert 1.0 < ratio < limit
+
+
+@pytest.mark.slow
+def test_every_variant_is_measured(monkeypatch):
+    """Oracle: the keys the table promises; two quick ones stand for all."""
+    monkeypatch.setattr(benchmark, "_REPEATS", {"small_mlp": (2, 2)})
+    few = {name: benchmark.VARIANTS[name] for name in ("softmax_ce", "mass_exact_full_batch")}
+    monkeypatch.setattr(benchmark, "VARIANTS", few)
+    table = benchmark.measure("small_mlp", quick=True, peer=False)
+    assert table.keys() == few.keys()
+    assert all(row.keys() >= NUMBERS for row in table.values())
+    assert table["softmax_ce"]["ratio"] == table["softmax_ce"]["flops_ratio"] == 1.0
+    assert table["mass_exact_full_batch"]["ratio"] > 1.0
+    assert "mass_exact_full_batch" in benchmark.as_text("small_mlp", table, 100.0)
