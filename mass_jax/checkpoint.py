@@ -113,21 +113,26 @@ def verify(path: Path, step: int) -> str:
 def restore_latest(directory: Path) -> Checkpoint | None:
     """The newest good checkpoint; damaged ones are named and passed over."""
     for step in sorted(steps(directory), reverse=True):
-        path = directory / str(step)
         try:
-            digest = verify(path, step)
-            meta = json.loads((path / _META).read_text())
-            with _checkpointer() as checkpointer:
-                arrays = checkpointer.restore((path / _STATE).absolute())
-            return Checkpoint(
-                step, {name: np.asarray(leaf) for name, leaf in arrays.items()}, meta, digest
-            )
+            return restore(directory, step)
         except CheckpointError as error:
             logging.warning("damaged checkpoint: %s; trying an older one", error)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            logging.warning("unreadable checkpoint: %s (%s); trying an older one", path, reason)
     return None
+
+
+def restore(directory: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step, verified."""
+    path = directory / str(step)
+    digest = verify(path, step)
+    try:
+        meta = json.loads((path / _META).read_text())
+        with _checkpointer() as checkpointer:
+            arrays = checkpointer.restore((path / _STATE).absolute())
+        named = {name: np.asarray(leaf) for name, leaf in arrays.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(f"{path}: cannot be read ({reason})") from None
+    return Checkpoint(step, named, meta, digest)
 
 
 def steps(directory: Path) -> list[int]:
