@@ -208,8 +208,8 @@ def _mistakes(arrays: dict[str, Any], kind: str) -> Mistakes:
     _require(len({len(part) for part in mistakes}) == 1, f"{prefix} has arrays of many lengths")
     for field in ("rows", "labels", "predicted", "confidence"):
         values = getattr(mistakes, field)
-        kind = np.floating if field == "confidence" else np.integer
-        _require(values.ndim == 1 and _is_a(values, kind), f"{prefix}/{field} are not numbers")
+        wanted = np.floating if field == "confidence" else np.integer
+        _require(values.ndim == 1 and _is_a(values, wanted), f"{prefix}/{field} are not numbers")
     return mistakes
 
 
