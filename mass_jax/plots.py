@@ -44,7 +44,6 @@ _LOOK = {
     "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "text.parse_math": False,  # names come from files; a dollar sign is a dollar sign
-    "svg.hashsalt": "mass_jax",  # the same run, the same bytes
 }
 _SIZE = (4.8, 3.3)  # inches
 _NUM_HISTOGRAM_BINS = 40
@@ -246,16 +245,8 @@ def _panel(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
 
 
 @_styled
-def as_svg(figure: Figure) -> bytes:
-    """An SVG without a date: the same figure gives the same bytes."""
-    content = io.BytesIO()
-    figure.savefig(content, format="svg", metadata={"Date": None})
-    return content.getvalue()
-
-
-@_styled
 def as_png(figure: Figure) -> bytes:
-    """A PNG of 160 dots per inch."""
+    """A PNG of twice a screen's usual 96 dots per inch: sharp on phones and on paper."""
     content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=160)
+    figure.savefig(content, format="png", dpi=192)
     return content.getvalue()

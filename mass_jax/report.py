@@ -81,9 +81,9 @@ def write_report(workdir: Path) -> Path:
     for heading, drawn in sections.items():
         pictures = []
         for plot in drawn:
-            write_atomically(workdir / PLOTS / f"{plot.name}.png", plots.as_png(plot.figure))
-            plot.figure.set_layout_engine("none")  # found above, and half of the time it takes
-            pictures.append(picture(plots.as_svg(plot.figure), "svg+xml", plot.alt, plot.caption))
+            content = plots.as_png(plot.figure)
+            write_atomically(workdir / PLOTS / f"{plot.name}.png", content)
+            pictures.append(picture(content, plot.alt, plot.caption))
         shown[heading] = element("div", joined(pictures), class_="figures")
     write_atomically(workdir / REPORT, _page(workdir, run, shown))
     return workdir / REPORT
@@ -274,7 +274,7 @@ def _mistake(mistakes: Mistakes, number: int, brightest: int) -> Html:
     content = io.BytesIO()
     Image.fromarray(bright[..., 0] if bright.shape[-1] == 1 else bright).save(content, "png")
     return picture(
-        content.getvalue(), "png", f"Test image {row}: {words}",
+        content.getvalue(), f"Test image {row}: {words}",
         joined([f"true {label}", Html("<br>"), f"predicted {predicted}", Html("<br>"), confidence]),
     )  # fmt: skip
 

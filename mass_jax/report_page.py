@@ -137,16 +137,15 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def picture(content: bytes, kind: str, alt: str, caption: object = "") -> Html:
+def picture(png: bytes, alt: str, caption: object = "") -> Html:
     """A figure whose image is in the page itself.
 
     Args:
-      content: bytes of the image.
-      kind: ``svg+xml`` or ``png``.
+      png: the bytes of the image.
       alt: what it shows, for who cannot see it.
       caption: below it.
     """
-    source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     image = Html(f'<img src="{source}" alt="{text(alt)}">')
     below = element("figcaption", caption) if caption else Html("")
     return element("figure", joined([image, below]))

@@ -160,25 +160,20 @@ def test_axes_have_names_units_and_safe_colours(predictions):
 
 def test_drawing_is_pure(predictions):
     """Oracle: the same bytes whatever the user's settings, which stay as they are."""
-    render = lambda: [plots.as_svg(figure) for figure in every_figure(*predictions)]
+    render = lambda: [plots.as_png(figure) for figure in every_figure(*predictions)]
     plain = render()
     with matplotlib.rc_context({"font.size": 40, "lines.linewidth": 9, "axes.grid": False}):
         settings = dict(matplotlib.rcParams)
         assert render() == plain
         assert dict(matplotlib.rcParams) == settings
-    assert all(svg.startswith(b"<?xml") for svg in plain)
-
-
-def test_png(predictions):
-    """Oracle: the magic bytes of the format."""
-    assert plots.as_png(plots.risk_coverage(*predictions)).startswith(b"\x89PNG\r\n\x1a\n")
+    assert all(png.startswith(b"\x89PNG\r\n\x1a\n") for png in plain)
 
 
 def test_names_are_not_mathematics():
     """Oracle: a formula Matplotlib would refuse is drawn as it is written."""
     scores = {"$\\frac{": np.arange(3.0)}
     figure = plots.roc(scores, scores, "$x^$")
-    assert plots.as_svg(figure)
+    assert plots.as_png(figure)
     assert figure.axes[0].lines[1].get_label().startswith("$\\frac{")
 
 

@@ -185,8 +185,7 @@ def test_the_page_is_well_formed_and_accessible(finished):
     images = page.all("img")
     assert len({image["alt"] for image in images}) >= len(images) - 16  # mistakes can be in both
     assert all(len(image["alt"]) > 10 for image in images)
-    assert sum(image["src"].startswith("data:image/svg+xml;base64,") for image in images) == 11
-    assert sum(image["src"].startswith("data:image/png;base64,") for image in images) == 16
+    assert len(images) == 11 + 16  # plots and mistakes
 
 
 def test_the_page_is_self_contained(finished):
@@ -224,7 +223,7 @@ def test_changed_fields_come_first(finished):
     text = Page(finished / "report.html").text
     changed, folded = text[text.index("Configuration") :].split("fields at their default")
     for name, value, default in (("steps", 24, 1500), ("weight_decay", "0.0001", "0.0000")):
-        assert f"{name} {value} {default}" in changed.replace("0.0001", "0.0001")
+        assert f"{name} {value} {default}" in changed
     assert "representation_dim 8" in folded
     assert "representation_dim" not in changed
 
@@ -437,19 +436,21 @@ def test_a_browser_shows_it(finished, tmp_path):
     page = re.sub(r"<meta http-equiv[^>]*>", "", page)
     measure = """<script>
       const images = [...document.images];
-      document.documentElement.dataset.measured = JSON.stringify({
+      parent.postMessage(JSON.stringify({
         broken: images.filter(i => i.naturalWidth === 0).length, images: images.length,
-        page: document.documentElement.scrollWidth, window: window.innerWidth});
+        page: document.documentElement.scrollWidth, window: window.innerWidth}), "*");
       console.log("heard");
     </script></body>"""
     (tmp_path / "measured.html").write_text(page.replace("</body>", measure))
     for width in (390, 1280):
-        address = (tmp_path / "measured.html").as_uri()
-        document, console = browse(address, f"--window-size={width},900", tmp_path=tmp_path)
+        # In a frame, because no window of Chromium is as narrow as a phone.
+        frame = f"""<iframe src="measured.html" style="width: {width}px; border: 0"></iframe>
+          <script>onmessage = m => {{ document.body.dataset.measured = m.data; }};</script>"""
+        (tmp_path / "frame.html").write_text(f"<!DOCTYPE html><body>{frame}</body>")
+        document, console = browse((tmp_path / "frame.html").as_uri(), tmp_path=tmp_path)
         assert len(console) == 1  # the console is heard, so its silence above means something
-        measured = json.loads(
-            re.search(r'data-measured="([^"]*)"', document).group(1).replace("&quot;", '"')
-        )
+        measured = re.search(r'data-measured="([^"]*)"', document).group(1)
+        measured = json.loads(measured.replace("&quot;", '"'))
         assert measured["broken"] == 0
         assert measured["images"] == 27
         assert measured["window"] == width
