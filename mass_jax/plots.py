@@ -40,7 +40,8 @@ _LOOK = {
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
-    "legend.frameon": False,
+    "legend.framealpha": 0.85,  # readable over bars
+    "legend.edgecolor": "none",
     "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "text.parse_math": False,  # names come from files; a dollar sign is a dollar sign
@@ -91,9 +92,9 @@ def _curves(rows: Sequence[Mapping[str, Any]], lines: Mapping[str, str], ylabel:
     shown = {name: label for name, label in lines.items() if any(name in row for row in rows)}
     for (name, label), (colour, _) in zip(shown.items(), _LINES, strict=False):
         points = np.array([(row["step"], row[name]) for row in rows if name in row], float)
-        # Many minibatch points make a band; few validations need a mark each.
-        sparse = len(points) <= 40
-        axes.plot(*points.T, color=colour, label=label, marker="o" if sparse else "", markersize=3)
+        # A few points need a mark each; many noisy ones would make a band of a thick line.
+        look = {"marker": "o", "markersize": 3} if len(points) <= 40 else {"linewidth": 1.0}
+        axes.plot(*points.T, color=colour, label=label, **look)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
     if shown:

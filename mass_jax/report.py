@@ -150,13 +150,15 @@ def _file_name(name: str) -> str:
 
 def _page(workdir: Path, run: RunFiles, shown: Mapping[str, Html]) -> str:
     fact = lambda name: run.results.get(name, "?")
+    spent = fact("train_seconds")
+    seconds = f"{spent:,.0f}" if isinstance(spent, float) else spent
     title = f"{fact('method')} on {fact('dataset')}: {fact('network')}, seed {fact('seed')}"
     body: list[object] = [
         element("h1", title),
         element(
             "p",
             f"{fact('train_size')} training examples, beta {fact('beta')}, {fact('steps')} steps "
-            f"in {_rounded(fact('train_seconds'))} s; run {workdir.resolve().name}",
+            f"in {seconds} s; run {workdir.resolve().name}",
             class_="soft",
         ),
         element("h2", "Results"),
@@ -212,7 +214,11 @@ def _headlines(run: RunFiles) -> list[Html]:
     return [
         element("ul", joined(items), class_="cards"),
         table("Out-of-distribution detection", header, detections),
-        element("p", joined(["Run again with", element("code", run.results.get("command", "?"))])),
+        element("p", "The command that computes this run:"),
+        # Scrolls instead of breaking, so that it can be copied and options stay whole.
+        element(
+            "pre", element("code", run.results.get("command", "?")), class_="scroll", tabindex=0
+        ),
     ]
 
 
@@ -263,8 +269,8 @@ def _mistake(mistakes: Mistakes, number: int, brightest: int) -> Html:
     row, label, predicted = (
         int(part[number]) for part in (mistakes.rows, mistakes.labels, mistakes.predicted)
     )
-    confidence = f"{float(mistakes.confidence[number]):.3f}"
-    words = f"true {label}, predicted {predicted}, confidence {confidence}"
+    confidence = f"confidence {float(mistakes.confidence[number]):.3f}"
+    words = f"true {label}, predicted {predicted}, {confidence}"
     image = mistakes.images[number]
     if image.ndim != 3:
         return element("figure", element("figcaption", f"row {row}: {words}"))
@@ -283,12 +289,12 @@ def _configuration(run: RunFiles) -> list[Html]:
     usual, used = flatten(default_config()), flatten(run.config)
     meaning = lambda key: SCHEMA[key].meaning if key in SCHEMA else ""
     changed = [
-        (key, _shown(value), _shown(usual.get(key, "-")), meaning(key))
+        (key, _listed(value), _listed(usual.get(key, "-")), meaning(key))
         for key, value in used.items()
         if key not in usual or usual[key] != value
     ]
     same = [
-        (key, _shown(value), meaning(key))
+        (key, _listed(value), meaning(key))
         for key, value in used.items()
         if key in usual and usual[key] == value
     ]
@@ -302,10 +308,7 @@ def _configuration(run: RunFiles) -> list[Html]:
 
 
 def _environment_rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [
-        (name, " ".join(map(str, value)) if isinstance(value, tuple) else str(value))
-        for name, value in flatten(environment).items()
-    ]
+    return [(name, _listed(value, " ")) for name, value in flatten(environment).items()]
 
 
 def _raw_files() -> Html:
@@ -317,16 +320,16 @@ def _raw_files() -> Html:
     return element("ul", joined(items))
 
 
+def _listed(value: Any, separator: str = ", ") -> str:
+    """A value as the file has it, a list by its entries."""
+    return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
 def _shown(value: Any) -> str:
-    """A number with four decimals (or significant digits, if small); else its text."""
-    if isinstance(value, bool) or not isinstance(value, float):
-        return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    """A measured number with four decimals (four digits, if small or large); else its text."""
+    if not isinstance(value, float):
+        return str(value)
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
-
-
-def _rounded(value: Any) -> str:
-    finite = isinstance(value, float) and math.isfinite(value)
-    return f"{value:,.0f}" if finite else str(value)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -45,6 +45,7 @@ figure > img { display: block; width: 100%; height: auto; background: #fff; bord
 .mistakes img { width: 7rem; image-rendering: pixelated; padding: 0; background: #000; }
 .mistakes figcaption { font-size: .82rem; line-height: 1.35; }
 .scroll { overflow-x: auto; margin: .75rem 0; }
+pre.scroll { background: var(--card); border-radius: .4rem; padding: .5rem .75rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .95rem; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
@@ -61,7 +62,8 @@ summary { cursor: pointer; padding: .3rem 0; }
   h2, h3 { break-after: avoid; }
   figure, .cards li, tr { break-inside: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
-  .scroll { overflow: visible; } }
+  .scroll { overflow: visible; }
+  pre.scroll { white-space: pre-wrap; } }
 """
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 

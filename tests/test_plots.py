@@ -162,7 +162,7 @@ def test_drawing_is_pure(predictions):
     """Oracle: the same bytes whatever the user's settings, which stay as they are."""
     render = lambda: [plots.as_png(figure) for figure in every_figure(*predictions)]
     plain = render()
-    with matplotlib.rc_context({"font.size": 40, "lines.linewidth": 9, "axes.grid": False}):
+    with matplotlib.rc_context({"font.size": 40, "axes.labelsize": 30, "text.color": "red"}):
         settings = dict(matplotlib.rcParams)
         assert render() == plain
         assert dict(matplotlib.rcParams) == settings

@@ -222,7 +222,7 @@ def test_changed_fields_come_first(finished):
     """Oracle: the command line of the run."""
     text = Page(finished / "report.html").text
     changed, folded = text[text.index("Configuration") :].split("fields at their default")
-    for name, value, default in (("steps", 24, 1500), ("weight_decay", "0.0001", "0.0000")):
+    for name, value, default in (("steps", 24, 1500), ("weight_decay", 0.0001, 0.0)):
         assert f"{name} {value} {default}" in changed
     assert "representation_dim 8" in folded
     assert "representation_dim" not in changed
