@@ -1,6 +1,7 @@
 """Predictions over whole splits, and the metrics of a run."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -8,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from mass_jax import predictions
 from mass_jax.data import Dataset, Normalisation, evaluation_batches, normalise
 from mass_jax.experiment import Experiment
 from mass_jax.method import Method
 from mass_jax.metrics import classification_metrics, detection_metrics
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
+from mass_jax.predictions import SplitPredictions
 
 
 class Predictions(NamedTuple):
@@ -70,7 +73,11 @@ def _over_split(per_batch: Callable[..., Any], batch_size: int) -> Evaluate:
 
 
 def evaluate_run(
-    config: ConfigDict, experiment: Experiment, dataset: Dataset, params: ModelParams
+    config: ConfigDict,
+    experiment: Experiment,
+    dataset: Dataset,
+    params: ModelParams,
+    predictions_file: Path | None = None,
 ) -> dict[str, Any]:
     """Metrics of a trained model on the test split and the out-of-distribution sets.
 
@@ -79,6 +86,7 @@ def evaluate_run(
       experiment: made from it.
       dataset: what it was trained on.
       params: the trained model, on the host or a device.
+      predictions_file: where the per-example arrays go; ``None``: nowhere.
 
     Returns:
       The flat classification metrics, and ``ood`` by set and detector.
@@ -89,12 +97,17 @@ def evaluate_run(
     inside = predict(params, dataset.test.images, dataset.normalisation)
     results: dict[str, Any] = classification_metrics(inside.log_probs, dataset.test.labels)
     results["ood"] = {}
+    ood: dict[str, SplitPredictions] = {}
     for name, (split, normalisation) in dataset.ood.items():
         outside = predict(params, split.images, normalisation)
+        ood[name] = SplitPredictions(split.labels, *outside)
         results["ood"][name] = {
             detector: detection_metrics(inside.ood_scores[detector], outside.ood_scores[detector])
             for detector in inside.ood_scores
         }
+    if predictions_file is not None:
+        test = SplitPredictions(dataset.test.labels, *inside)
+        predictions.save(predictions_file, predictions.collect(test, ood, dataset.test.images))
     return results
 
 

@@ -42,7 +42,7 @@ def _main(argv: list[str], stop: StopSignal) -> int:
         options, overrides = command_line.parse(argv)
         level = logging.WARNING if options.quiet else logging.INFO
         logging.basicConfig(format="%(message)s", level=level)
-        for library in ("absl", "jax", "orbax"):
+        for library in ("absl", "jax", "matplotlib", "orbax"):
             logging.getLogger(library).setLevel(logging.ERROR)
         config = resolve(apply_overrides(command_line.load_config(options.config), overrides))
         _use_compilation_cache()
@@ -87,7 +87,23 @@ def _run(
     with locked(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
         if options.mode == "evaluate":
             return evaluate(config, dataset, workdir)
-        return train(config, dataset, workdir, stop=stop, quiet=options.quiet)
+        results = train(config, dataset, workdir, stop=stop, quiet=options.quiet)
+        if jax.process_index() == 0:
+            with stop.deferred():  # the run is complete; a signal finds nothing to save
+                _report(workdir)
+        return results
+
+
+def _report(workdir: Path) -> None:
+    """Draws the report; the run is good without one, whatever goes wrong here."""
+    try:
+        # Imported here: a broken Matplotlib setup of the user must not keep us from training.
+        from mass_jax.report import write_report
+
+        write_report(workdir)
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        logging.warning("no report (python -m mass_jax.report makes one): %s", reason)
 
 
 def _use_compilation_cache() -> None:

@@ -23,6 +23,8 @@ from rich.progress import (
 from tensorboardX import SummaryWriter
 
 METRICS_FILE = "metrics.jsonl"
+# Metrics of a step that are not loss terms, in the order in which a cause should be named.
+NOT_LOSS_TERMS = ("accuracy", "learning_rate", "loss", "gradient_norm", "parameter_norm")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scikit-learn")
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -109,11 +111,11 @@ def _keep_rows_until(path: Path, step: int) -> None:
     write_atomically(path, "".join(f"{line}\n" for line in kept))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces a file in one step: readers see the old text or the new."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replaces a file in one step: readers see the old content or the new."""
     scratch = path.with_name(f".{path.name}.writing")
-    with scratch.open("w") as stream:
-        stream.write(text)
+    with scratch.open("wb") as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(scratch, path)

@@ -20,7 +20,8 @@ from mass_jax.config import ConfigError, as_command, config_hash, differences, f
 from mass_jax.data import Dataset, device_rows
 from mass_jax.evaluation import evaluate_run, make_predictor, validate
 from mass_jax.experiment import Experiment, TrainState, make_experiment
-from mass_jax.run_log import RunLog, environment, write_atomically
+from mass_jax.predictions import PREDICTIONS
+from mass_jax.run_log import NOT_LOSS_TERMS, RunLog, environment, write_atomically
 from mass_jax.signals import Interrupted, StopSignal
 from mass_jax.train_step import Batch, make_runner, make_train_step
 from mass_jax.watchdog import Watchdog
@@ -29,8 +30,6 @@ from mass_jax.workdir import check_free_space
 CHECKPOINTS = "checkpoints"
 RESULTS = "results.json"
 CONFIG = "config.json"
-# Metrics that are not loss terms, in the order in which a cause should be named.
-_NOT_TERMS = ("accuracy", "learning_rate", "loss", "gradient_norm", "parameter_norm")
 _RESIDENT_LIMIT = 2 * 1024**3
 
 
@@ -107,6 +106,8 @@ def _results(
 ) -> dict[str, Any]:
     """Evaluates the trained model; what is written in ``results.json``."""
     began = time.monotonic()
+    writes = jax.process_index() == 0
+    predictions_file = workdir / PREDICTIONS if writes else None
     results = {
         "method": config.method,
         "network": config.network,
@@ -118,7 +119,7 @@ def _results(
         "dropout_rate": config.dropout_rate,
         "weight_decay": config.weight_decay,
         "batch_stats": config.jacobian.batch_stats if config.method == "mass" else None,
-        **evaluate_run(config, experiment, dataset, state.params),
+        **evaluate_run(config, experiment, dataset, state.params, predictions_file),
         "command": as_command(config),
         "config_hash": config_hash(config),
         "data_sha256": dataset.checksums(),
@@ -126,7 +127,7 @@ def _results(
         "train_seconds": seconds,
         "evaluation_seconds": time.monotonic() - began,
     }
-    if jax.process_index() == 0:
+    if writes:
         write_atomically(workdir / RESULTS, json.dumps(results, indent=2) + "\n")
     return results
 
@@ -304,8 +305,8 @@ def _check_finite(history: dict[str, np.ndarray], first_step: int) -> None:
         return
     earliest = min(int(where[0]) for where in bad.values())
     names = [name for name, where in bad.items() if int(where[0]) == earliest]
-    terms = [name for name in names if name not in _NOT_TERMS]
-    named = terms or [name for name in _NOT_TERMS if name in names]
+    terms = [name for name in names if name not in NOT_LOSS_TERMS]
+    named = terms or [name for name in NOT_LOSS_TERMS if name in names]
     values = ", ".join(f"{name}={history[name][earliest]}" for name in named)
     raise TrainingDiverged(
         f"step {first_step + earliest + 1}: {values} is not finite; nothing after the last "
