@@ -41,8 +41,8 @@ code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; font-size: .9em
 figure { margin: 0; }
 figure > img { display: block; width: 100%; height: auto; background: #fff; border-radius: .4rem;
   border: 1px solid var(--line); padding: .25rem; }
-.mistakes { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, 7rem); }
-.mistakes img { width: 7rem; image-rendering: pixelated; padding: 0; background: #000; }
+.mistakes { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, 6.6rem); }
+.mistakes img { width: 100%; image-rendering: pixelated; padding: 0; background: #000; }
 .mistakes figcaption { font-size: .82rem; line-height: 1.35; }
 .scroll { overflow-x: auto; margin: .75rem 0; }
 pre.scroll { background: var(--card); border-radius: .4rem; padding: .5rem .75rem; }
@@ -50,6 +50,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
 th { font-weight: 600; }
+td:not(.number) { min-width: 11rem; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 dt { font-weight: 600; margin-top: .6rem; }
 dd { margin: 0; max-width: 46rem; }
