@@ -160,8 +160,6 @@ def _subject(network: str, variant: str, dataset: Dataset) -> Subject:
     method, changes = VARIANTS[variant]
     if variant == "mass_exact_full_batch":
         changes = changes | {"jacobian.estimator": _FULL_BATCH[network]}
-        if network == "resnet20":
-            changes |= {"jacobian.chunk_size": "16"}
     changes = changes | {"train_size": "1000", "data.validation_size": "100"}
     config = resolve(
         apply_overrides(load_config(str(CONFIG_DIR / f"{method}_{network}.py")), changes)

@@ -8,6 +8,7 @@ import argparse
 import csv
 import html
 import io
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cells import METHODS, NETWORKS, TRAIN_SIZES, paper_tables, records
+from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, paper_tables, records
 
 ROOT = Path(__file__).parent.parent
 PAPER_SEEDS = 4
@@ -390,19 +391,56 @@ def _ood_row(paper: dict[str, Any], usual: Row, detector: str) -> dict[str, Any]
     return {}
 
 
+def faults_survived() -> str:
+    """The recorded fault campaign, as Markdown."""
+    lines = [
+        "| # | fault | trials | survived | silent failures | control |",
+        "|" + "---|" * 6,
+    ]
+    recorded = json.loads((RESULTS / "faults.json").read_text())
+    for name, row in recorded["faults"].items():
+        control = "passed" if row["control"] else "failed"
+        numbers = [row["number"], name, row["trials"], row["survived"], row["silent"], control]
+        lines.append("| " + " | ".join(map(str, numbers)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def steps_cost() -> str:
+    """The recorded benchmark, as Markdown."""
+    lines = [
+        "| network | step | ms | / SoftmaxCE | FLOPs / SoftmaxCE | of matmul peak | / PyTorch |",
+        "|" + "---|" * 7,
+    ]
+    recorded = json.loads((RESULTS / "benchmark.json").read_text())
+    for network in NETWORKS.values():
+        for name, row in recorded[network].items():
+            against = f"{row['vs_torch']:.2f}" if "vs_torch" in row else "-"
+            lines.append(
+                f"| {network} | {name} | {row['ms']:.1f} | {row['ratio']:.2f} | "
+                f"{row['flops_ratio']:.2f} | {row['peak_share']:.0%} | {against} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 # What stands between the markers of a file is made by a function.
-GENERATED: dict[Path, tuple[str, Callable[[], str]]] = {
-    ROOT / "README.md": ("results", what_was_run),
-    ROOT / "experiments" / "README.md": ("tables", lambda: as_markdown(all_tables())),
+GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
+    ROOT / "README.md": {"results": what_was_run},
+    ROOT / "experiments" / "README.md": {
+        "tables": lambda: as_markdown(all_tables()),
+        "faults": faults_survived,
+        "benchmark": steps_cost,
+    },
 }
 
 
 def renewed(path: Path) -> str:
-    """The text of a file with its generated part made anew."""
-    name, make = GENERATED[path]
-    before, rest = path.read_text().split(f"<!-- {name} -->\n")
-    _, after = rest.split(f"<!-- end of {name} -->")
-    return f"{before}<!-- {name} -->\n{make()}<!-- end of {name} -->{after}"
+    """The text of a file with its generated parts made anew."""
+    text = path.read_text()
+    for name, make in GENERATED[path].items():
+        before, rest = text.split(f"<!-- {name} -->\n")
+        _, after = rest.split(f"<!-- end of {name} -->")
+        text = f"{before}<!-- {name} -->\n{make()}<!-- end of {name} -->{after}"
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ _PADDING = ((1, 1), (1, 1))
 # Examples per kernel gradient: XLA's CPU backend copies all patches of a piece, and these
 # still fit its caches (4 to 64 were tried at the shapes of ResNet20).
 _PIECE = 16
+_MOST_PIECES = 16  # more would only take longer to compile
 
 Shape = tuple[int, ...]
 
@@ -104,8 +105,9 @@ def _kernel_gradient(x: jax.Array, cotangent: jax.Array, stride: int) -> jax.Arr
         )
         return gradient
 
-    starts = range(0, x.shape[0], _PIECE)
-    return sum((piece(slice(i, i + _PIECE)) for i in starts[1:]), piece(slice(0, _PIECE)))
+    size = max(_PIECE, -(-x.shape[0] // _MOST_PIECES))
+    starts = range(0, x.shape[0], size)
+    return sum((piece(slice(i, i + size)) for i in starts[1:]), piece(slice(0, size)))
 
 
 def _backward_of_kernel_gradient(

@@ -92,6 +92,9 @@ def train(
             state, seconds, digest = _run_steps(
                 config, experiment, dataset, workdir, start, stop, quiet or not writes, checksums
             )
+            stopping = _any_process(stop.signum)
+        if stopping:  # during the last save, or just before
+            raise Interrupted(stopping, "after the last step; checkpoint saved")
         return _results(config, experiment, dataset, workdir, state, seconds, digest)
 
 

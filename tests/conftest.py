@@ -52,3 +52,10 @@ def tolerance(request: pytest.FixtureRequest) -> Iterator[Tolerance]:
 @pytest.fixture
 def key() -> jax.Array:
     return jax.random.key(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares the tests of training two seconds of drawing each; `test_report.py` has it all."""
+    if request.module.__name__.rpartition(".")[2] != "test_report":
+        monkeypatch.setattr("mass_jax.main._report", lambda *arguments: None)
