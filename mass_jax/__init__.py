@@ -1,11 +1,14 @@
 """MASS Learning and Conserved Differential Information in JAX/Flax."""
 
-from mass_jax.gaussian_mixture import GaussianMixture
+from mass_jax.fitted import Fitted, load_fitted
+from mass_jax.fitting import fit
+from mass_jax.gaussian_mixture import INITIALISATIONS, GaussianMixture
 from mass_jax.information import (
     LossTerms,
     cdi_loss,
     conditional_entropy,
     conserved_differential_information,
+    mass_loss,
     mass_loss_terms,
     mass_objective,
 )
@@ -26,9 +29,11 @@ from mass_jax.networks import NETWORKS, ResNet20, SmallMLP
 __version__ = "0.1.0"
 
 __all__ = [
+    "INITIALISATIONS",
     "JACOBIAN_ESTIMATORS",
     "METHODS",
     "NETWORKS",
+    "Fitted",
     "GaussianMixture",
     "LossTerms",
     "ModelParams",
@@ -37,12 +42,15 @@ __all__ = [
     "cdi_loss",
     "conditional_entropy",
     "conserved_differential_information",
+    "fit",
     "fit_class_mixtures",
     "half_log_det_gram",
     "half_log_det_jjt",
     "init",
     "load",
+    "load_fitted",
     "make_method",
+    "mass_loss",
     "mass_loss_terms",
     "mass_objective",
     "per_example_jacobian",
