@@ -1,5 +1,6 @@
 """MASS Learning and Conserved Differential Information in JAX/Flax."""
 
+from mass_jax.classifier import MassClassifier
 from mass_jax.fitted import Fitted, load_fitted
 from mass_jax.fitting import fit
 from mass_jax.gaussian_mixture import INITIALISATIONS, GaussianMixture
@@ -36,6 +37,7 @@ __all__ = [
     "Fitted",
     "GaussianMixture",
     "LossTerms",
+    "MassClassifier",
     "ModelParams",
     "ResNet20",
     "SmallMLP",

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
 from mass_jax.archive import ArchiveError
-from mass_jax.config import flatten, from_flat
 from mass_jax.data import DataError, Normalisation
 from mass_jax.evaluation import Evaluate, Predictions, make_predictor, make_representer
 from mass_jax.experiment import keys_of, method_of
@@ -28,7 +28,7 @@ class Fitted:
     Attributes:
       params: the model; it sees normalised inputs, as in ``cdi_loss(params, fitted.normalise(x))``.
       results: of the evaluation, as ``results.json`` has them.
-      config: fields of the configuration by dotted name.
+      config: the whole configuration.
       input_shape: of one example.
       num_classes: ``K``.
       normalisation: of inputs.
@@ -37,7 +37,7 @@ class Fitted:
 
     params: ModelParams
     results: Mapping[str, Any]
-    config: Mapping[str, Any]
+    config: ConfigDict
     input_shape: tuple[int, ...]
     num_classes: int
     normalisation: Normalisation
@@ -85,13 +85,13 @@ class Fitted:
     # Compiled programs are made when first needed and stay behind when this is pickled.
     @cached_property
     def _predict(self) -> Evaluate:
-        config = from_flat(self.config)
-        method = method_of(config, self.num_classes)
-        return make_predictor(method, keys_of(config.seed).evaluation, config.eval_batch_size)
+        method = method_of(self.config, self.num_classes)
+        key = keys_of(self.config.seed).evaluation
+        return make_predictor(method, key, self.config.eval_batch_size)
 
     @cached_property
     def _represent(self) -> Evaluate:
-        return make_representer(from_flat(self.config).eval_batch_size)
+        return make_representer(self.config.eval_batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
         compiled = ("_predict", "_represent")
@@ -115,7 +115,7 @@ def load_fitted(path: str | Path, network: Any = None, params: Any = None) -> Fi
     return Fitted(
         loaded,
         run.results,
-        flatten(run.config),
+        run.config,
         run.input_shape,
         run.num_classes,
         run.normalisation,

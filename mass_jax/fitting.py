@@ -153,7 +153,7 @@ def _fit_in(
     return Fitted(
         trained,
         results,
-        flatten(config),
+        config,
         dataset.input_shape,
         dataset.num_classes,
         dataset.normalisation,

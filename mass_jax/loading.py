@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mass_jax import checkpoint
 from mass_jax.archive import ArchiveError, read_archive
-from mass_jax.config import OWN, ConfigError, flatten, from_flat
+from mass_jax.config import OWN, ConfigError, from_flat
 from mass_jax.data import Normalisation
 from mass_jax.experiment import method_of, network_builder
 from mass_jax.method import BuildNetwork
@@ -141,7 +141,8 @@ def network_of(run: StoredRun, network: Any = None, params: Any = None) -> Build
 def params_of(run: StoredRun, build_network: BuildNetwork) -> ModelParams:
     """The parameters of a stored run in the structure of its network and method."""
     # Only the structure is needed: "mle" would look at training data.
-    config = from_flat(flatten(run.config) | {"initialisation": "zeros"})
+    config = run.config.copy_and_resolve_references()
+    config.initialisation = "zeros"
     method = method_of(config, run.num_classes)
     template = jax.eval_shape(
         lambda key: method.init(key, build_network, run.input_shape), jax.random.key(0)

@@ -226,13 +226,19 @@ def check_examples_do_not_interact(network: OwnNetwork, x: jax.Array) -> None:
     """Refuses a network that looks across its batch: its Jacobian is not per example.
 
     Args:
-      network: to be tried with its initial parameters.
+      network: to be tried with random parameters.
       x: ``[2, ...]``, two different examples.
     """
-    variables = networks.init_variables(jax.random.key(0), network.network, x.shape[1:])
-    apply = lambda inputs: networks.apply(
-        network.network, variables["params"], variables["batch_stats"], inputs
+    variables = jax.eval_shape(network.network.init, jax.random.key(0), x)
+    draw = np.random.default_rng(0)
+    weights = jax.tree.map(
+        lambda leaf: jnp.asarray(draw.normal(0.0, 0.1, leaf.shape), leaf.dtype),
+        variables["params"],
     )
+    ones = jax.tree.map(
+        lambda leaf: jnp.ones(leaf.shape, leaf.dtype), variables.get("batch_stats", {})
+    )
+    apply = lambda inputs: networks.apply(network.network, weights, ones, inputs)
     together, alone = np.asarray(apply(x)), np.asarray(apply(x[:1]))
     scale = float(np.abs(together).max())
     if not np.allclose(together[:1], alone, rtol=1e-2, atol=1e-3 * scale, equal_nan=True):
