@@ -15,13 +15,26 @@ from flax.errors import FlaxError
 
 from mass_jax import networks
 from mass_jax.config import ConfigError
-from mass_jax.networks import Network, TrainContext
+from mass_jax.networks import EVALUATION, Network, TrainContext
 
 PyTree = Any
 _REMEDY = (
     "use layers without state: nn.LayerNorm, nn.GroupNorm, or mass_jax.networks.BatchNorm and "
     "Dropout in a module with __call__(self, x, context)"
 )
+
+
+@dataclass(frozen=True)
+class ModuleWithContext:
+    """A Flax module with ``__call__(x, context)``, whose context need not have a default."""
+
+    module: nn.Module
+
+    def init(self, rngs: Any, /, *args: Any) -> Any:
+        return self.module.init(rngs, args[0], EVALUATION)
+
+    def apply(self, variables: Any, /, *args: Any, mutable: Any = False) -> Any:
+        return self.module.apply(variables, *args, mutable=mutable)
 
 
 @dataclass(frozen=True)
@@ -124,7 +137,7 @@ def _wrapped(network: Any, params: PyTree) -> Network:
         if params is not None:
             raise ConfigError("a Flax module makes its own parameters; leave params= out")
         takes_context = "context" in inspect.signature(type(network).__call__).parameters
-        return network if takes_context else PlainModule(network)
+        return ModuleWithContext(network) if takes_context else PlainModule(network)
     if isinstance(network, type):
         raise ConfigError(f"network={network.__name__} is a class; pass {network.__name__}(...)")
     if not callable(network):
@@ -240,7 +253,7 @@ def check_examples_do_not_interact(network: OwnNetwork, x: jax.Array) -> None:
     )
     apply = lambda inputs: networks.apply(network.network, weights, ones, inputs)
     together, alone = np.asarray(apply(x)), np.asarray(apply(x[:1]))
-    scale = float(np.abs(together).max())
+    scale = float(np.abs(np.nan_to_num(together)).max())
     if not np.allclose(together[:1], alone, rtol=1e-2, atol=1e-3 * scale, equal_nan=True):
         raise ConfigError(
             "the network's output for an example depends on the other examples of the batch, so "
