@@ -242,10 +242,11 @@ def mass_loss(
       >>> draw = mass_jax.INITIALISATIONS["zeros"]
       >>> model = (jax.random.normal(jax.random.key(1), (4, 2)), draw(jax.random.key(2), 2, 1, 2))
       >>> loss = lambda model: mass_loss(*model, x, labels, beta=0.01, apply_fn=f)
+      >>> step = jax.jit(jax.value_and_grad(loss, has_aux=True))
       >>> optimizer = optax.adam(0.05)
       >>> state, values = optimizer.init(model), []
       >>> for _ in range(3):
-      ...     (value, terms), gradient = jax.value_and_grad(loss, has_aux=True)(model)
+      ...     (value, terms), gradient = step(model)
       ...     updates, state = optimizer.update(gradient, state)
       ...     model = optax.apply_updates(model, updates)
       ...     values.append(float(value))
