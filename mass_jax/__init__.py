@@ -1,12 +1,16 @@
 """MASS Learning and Conserved Differential Information in JAX/Flax."""
 
+from mass_jax.classifier import MassClassifier
 from mass_jax.estimators import JACOBIAN_ESTIMATORS
-from mass_jax.gaussian_mixture import GaussianMixture
+from mass_jax.fitted import Fitted, load_fitted
+from mass_jax.fitting import fit
+from mass_jax.gaussian_mixture import INITIALISATIONS, GaussianMixture
 from mass_jax.information import (
     LossTerms,
     cdi_loss,
     conditional_entropy,
     conserved_differential_information,
+    mass_loss,
     mass_loss_terms,
     mass_objective,
 )
@@ -26,23 +30,29 @@ from mass_jax.networks import NETWORKS, ResNet20, SmallMLP
 __version__ = "0.1.0"
 
 __all__ = [
+    "INITIALISATIONS",
     "JACOBIAN_ESTIMATORS",
     "METHODS",
     "NETWORKS",
+    "Fitted",
     "GaussianMixture",
     "LossTerms",
+    "MassClassifier",
     "ModelParams",
     "ResNet20",
     "SmallMLP",
     "cdi_loss",
     "conditional_entropy",
     "conserved_differential_information",
+    "fit",
     "fit_class_mixtures",
     "half_log_det_gram",
     "half_log_det_jjt",
     "init",
     "load",
+    "load_fitted",
     "make_method",
+    "mass_loss",
     "mass_loss_terms",
     "mass_objective",
     "per_example_jacobian",

@@ -23,6 +23,9 @@ from mass_jax.methods import METHODS
 from mass_jax.networks import NETWORKS
 from mass_jax.representation import BATCH_STATS
 
+OWN = "own"  # the network of a run that mass_jax.fit was given
+ARRAYS = "arrays"  # the data of such a run
+
 
 class ConfigError(ValueError):
     """A configuration that cannot run; the message is one line with the fix."""
@@ -53,7 +56,10 @@ class Field(NamedTuple):
 
 SCHEMA: dict[str, Field] = {
     "method": Field("mass", str, "training method", tuple(sorted(METHODS))),
-    "network": Field("small_mlp", str, "architecture", tuple(sorted(NETWORKS))),
+    "network": Field(
+        "small_mlp", str, "architecture; own: one given to mass_jax.fit", (*sorted(NETWORKS), OWN)
+    ),
+    "network_digest": Field(None, str, "of an own network, by mass_jax.fit", optional=True),
     "seed": Field(0, int, "of initialisation, data order, noise and evaluation", high=2**31 - 1),
     "steps": Field(1500, int, "training steps", positive=True, high=10**9),
     "train_size": Field(900, int, "training examples drawn by the seed", positive=True),
@@ -334,6 +340,17 @@ def _check_combinations(flat: dict[str, Any]) -> None:
             "beta has no meaning for method=softmax_ce; set config.beta=0",
         ),
         (
+            (flat["network"] == OWN) != (flat["network_digest"] is not None),
+            "config.network=own and network_digest are set by mass_jax.fit, which is given the "
+            "network itself",
+        ),
+        (
+            flat["network"] == OWN
+            and (flat["dropout_rate"] > 0 or not flat["batch_norm"] or flat["dtype"] != "float32"),
+            "config.dropout_rate, batch_norm and dtype are of the bundled networks; build them "
+            "into your own",
+        ),
+        (
             flat["network"] == "resnet20" and flat["dropout_rate"] > 0,
             "resnet20 has no dropout; set config.dropout_rate=0",
         ),
@@ -408,12 +425,24 @@ def as_command(config: Mapping[str, Any]) -> str:
       'python -m mass_jax.main'
     """
     usual = flatten(default_config())
-    changed = [
-        f"--config.{key}={_shown(value)}"
+    changed = {
+        key: value
         for key, value in flatten(config).items()
         if value != usual[key] and key not in OPERATIONAL
-    ]
-    return " ".join(["python -m mass_jax.main", *changed])
+    }
+    if config["network"] == OWN or config["data"]["name"] == ARRAYS:
+        # No command line can name a network or arrays that live in somebody's program.
+        network = "network" if config["network"] == OWN else repr(config["network"])
+        data = "x_train, y_train" if config["data"]["name"] == ARRAYS else config["data"]["name"]
+        given = ("network", "network_digest", "data.name")
+        fields = {key: value for key, value in changed.items() if key not in given}
+        return f"mass_jax.fit({network}, {data}, config={fields})"
+    return " ".join(
+        [
+            "python -m mass_jax.main",
+            *(f"--config.{key}={_shown(value)}" for key, value in changed.items()),
+        ]
+    )
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

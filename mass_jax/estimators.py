@@ -156,6 +156,8 @@ def half_log_det_by_probe(
     value, gradient = half_log_det_and_gradient(jax.lax.stop_gradient(rows), singular)
     noise = jax.vmap(lambda key: jax.random.normal(key, rows.shape[-1:], rows.dtype))(keys)
     probe = jnp.einsum("nrd,nd->nr", gradient, noise)
-    (along,) = jax.vjp(f, x)[1](jax.lax.stop_gradient(probe))
+    # As a Jacobian of one row: the closed rules of convolutions differentiate only that.
+    _, pullback = jax.vjp(f, x)
+    (along,) = jax.vmap(pullback)(jax.lax.stop_gradient(probe)[None])
     surrogate = 0.5 * jnp.sum(jnp.square(along.reshape(x.shape[0], -1)), axis=-1)
     return value + surrogate - jax.lax.stop_gradient(surrogate)

@@ -69,12 +69,15 @@ class Experiment(NamedTuple):
     initial_state: Any
 
 
-def make_experiment(config: ConfigDict, dataset: Dataset) -> Experiment:
+def make_experiment(
+    config: ConfigDict, dataset: Dataset, build_network: BuildNetwork | None = None
+) -> Experiment:
     """Builds method, optimiser, data order and initial state.
 
     Args:
       config: resolved.
       dataset: what to train on.
+      build_network: of a ``config.network`` that has no name.
     """
     size = 1
     for extent in dataset.input_shape:
@@ -95,7 +98,7 @@ def make_experiment(config: ConfigDict, dataset: Dataset) -> Experiment:
     method = method_of(config, dataset.num_classes)
     schedule = _schedule(config, config.optimizer.learning_rate, order.steps_per_epoch)
     optimizer = _optimizer(config, order.steps_per_epoch)
-    build_network = network_builder(config)
+    build_network = build_network or network_builder(config)
 
     def initial_state() -> TrainState:
         examples = None

@@ -15,6 +15,7 @@ import jax
 from ml_collections import ConfigDict
 
 from mass_jax import options as command_line
+from mass_jax import reporting
 from mass_jax.checkpoint import CheckpointError
 from mass_jax.config import ConfigError, apply_overrides, resolve
 from mass_jax.data import DataError, load_dataset
@@ -90,20 +91,8 @@ def _run(
         results = train(config, dataset, workdir, stop=stop, quiet=options.quiet)
         if jax.process_index() == 0:
             with stop.deferred():  # the run is complete; a signal finds nothing to save
-                _report(workdir)
+                reporting.report_if_possible(workdir)
         return results
-
-
-def _report(workdir: Path) -> None:
-    """Draws the report; the run is good without one, whatever goes wrong here."""
-    try:
-        # Imported here: a broken Matplotlib setup of the user must not keep us from training.
-        from mass_jax.report import write_report
-
-        write_report(workdir)
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        logging.warning("no report (python -m mass_jax.report makes one): %s", reason)
 
 
 def _use_compilation_cache() -> None:

@@ -7,15 +7,14 @@ that returns a `Method`; nothing else needs to know of it.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from mass_jax.model import ModelParams, PyTree
-from mass_jax.networks import TrainContext
+from mass_jax.networks import Network, TrainContext
 
 Prediction = TypeVar("Prediction", covariant=True)
-BuildNetwork = Callable[[int], nn.Module]  # output dimension -> network
+BuildNetwork = Callable[[int], Network]  # output dimension -> network
 
 
 class PerExample(NamedTuple):

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import flax.linen as nn
 import jax
 from flax import struct
 
 from mass_jax import networks
 from mass_jax.gaussian_mixture import GaussianMixture
+from mass_jax.networks import Network
 
 PyTree = Any
 
@@ -20,13 +20,13 @@ class ModelParams(struct.PyTreeNode):
       head: the method's own parameters: the mixtures ``q(z | y)`` of MASS, decoder
         and marginal of VIB, nothing for SoftmaxCE until a density is fitted.
       batch_stats: running BatchNorm statistics; state, not trained.
-      module: the Flax module of ``f``; not a leaf.
+      module: the Flax module of ``f``, or your own network wrapped; not a leaf.
     """
 
     network: PyTree
     head: PyTree
     batch_stats: PyTree
-    module: nn.Module = struct.field(pytree_node=False)
+    module: Network = struct.field(pytree_node=False)
 
     @property
     def q(self) -> GaussianMixture:

@@ -12,7 +12,7 @@ example meets the same dropout mask on one device or on eight.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
 import jax
@@ -25,6 +25,18 @@ Variables = dict[str, Any]
 
 BATCH_NORM_EPSILON = 1e-5
 BATCH_NORM_MOMENTUM = 0.1  # weight of the new value in the running estimate, as in PyTorch
+
+
+class Network(Protocol):
+    """What a model needs of ``f``: every Flax module has it, your own may be wrapped.
+
+    ``init(key, x)`` gives variables; ``apply(variables, x, context)`` gives ``[B, R]``,
+    and with ``mutable=[...]`` the changed collections beside it.
+    """
+
+    def init(self, rngs: Any, /, *args: Any) -> Any: ...
+
+    def apply(self, variables: Any, /, *args: Any, mutable: Any = False) -> Any: ...
 
 
 class TrainContext(NamedTuple):
@@ -282,7 +294,7 @@ def make_network(name: str, output_dim: int, **options: Any) -> nn.Module:
     return NETWORKS[name](output_dim=output_dim, **options)
 
 
-def init_variables(key: jax.Array, module: nn.Module, input_shape: Sequence[int]) -> Variables:
+def init_variables(key: jax.Array, module: Network, input_shape: Sequence[int]) -> Variables:
     """Weights under ``"params"`` and BatchNorm statistics under ``"batch_stats"``.
 
     Args:
@@ -296,7 +308,7 @@ def init_variables(key: jax.Array, module: nn.Module, input_shape: Sequence[int]
 
 
 def apply(
-    module: nn.Module,
+    module: Network,
     params: PyTree,
     batch_stats: PyTree,
     x: jax.Array,
@@ -321,11 +333,11 @@ def apply(
         keys=keys, use_batch_moments=False, reverse_only=reverse_only, shift=shift
     )
     variables = {"params": params, "batch_stats": batch_stats}
-    return module.apply(variables, x, context)  # type: ignore[return-value]
+    return module.apply(variables, x, context)
 
 
 def apply_train(
-    module: nn.Module, params: PyTree, batch_stats: PyTree, x: jax.Array, context: TrainContext
+    module: Network, params: PyTree, batch_stats: PyTree, x: jax.Array, context: TrainContext
 ) -> tuple[jax.Array, PyTree]:
     """``f(x)`` in training mode, and the batch moments it normalised with.
 

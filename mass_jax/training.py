@@ -20,6 +20,7 @@ from mass_jax.config import ConfigError, as_command, config_hash, differences, f
 from mass_jax.data import Dataset, device_rows
 from mass_jax.evaluation import evaluate_run, make_predictor, validate
 from mass_jax.experiment import Experiment, TrainState, make_experiment
+from mass_jax.method import BuildNetwork
 from mass_jax.predictions import PREDICTIONS
 from mass_jax.run_log import NOT_LOSS_TERMS, RunLog, environment, write_atomically
 from mass_jax.signals import Interrupted, StopSignal
@@ -58,6 +59,7 @@ def train(
     *,
     stop: StopSignal | None = None,
     quiet: bool = False,
+    build_network: BuildNetwork | None = None,
 ) -> dict[str, Any]:
     """Trains (or goes on training) in ``workdir`` and evaluates at the end.
 
@@ -67,6 +69,7 @@ def train(
       workdir: holds everything the run leaves.
       stop: active already; ``None`` listens to signals from here on.
       quiet: no progress.
+      build_network: see `make_experiment`.
 
     Returns:
       What ``results.json`` holds.
@@ -80,7 +83,7 @@ def train(
             f"config.batch_size={config.batch_size}: must be a multiple of the "
             f"{jax.device_count()} devices"
         )
-    experiment = make_experiment(config, dataset)
+    experiment = make_experiment(config, dataset, build_network)
     checksums = dataset.checksums()
     start = _start(config, experiment, workdir, checksums)
     if writes:
@@ -122,6 +125,8 @@ def _results(
         "dropout_rate": config.dropout_rate,
         "weight_decay": config.weight_decay,
         "batch_stats": config.jacobian.batch_stats if config.method == "mass" else None,
+        # Somebody without test examples must not take these numbers for test results.
+        **({"evaluated_on": "training examples"} if dataset.test is dataset.train else {}),
         **evaluate_run(config, experiment, dataset, state.params, predictions_file),
         "command": as_command(config),
         "config_hash": config_hash(config),
@@ -226,6 +231,10 @@ def _run_steps(
             "config": flatten(config.to_dict()),
             "input_shape": list(dataset.input_shape),
             "num_classes": dataset.num_classes,
+            "normalisation": {
+                name: np.asarray(values).tolist()
+                for name, values in dataset.normalisation._asdict().items()
+            },
             **validation,
         }
         host_state = runner.fetch_state(state)

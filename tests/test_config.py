@@ -132,6 +132,9 @@ def test_unknown_keys_get_a_hint(key, hint):
         {"jacobian.batch_stats": "paper", "jacobian.mode": "forward"},
         {"optimizer.decay_epochs": "(5, 5)"},
         {"data.ood": "svhn_cropped"},
+        {"network": "own"},
+        {"network_digest": "0123456789ab"},
+        {"network": "own", "network_digest": "0123456789ab", "dropout_rate": "0.5"},
     ],
 )
 def test_contradictions_are_refused(overrides):

@@ -91,17 +91,27 @@ def test_vmap_over_kernels_too(tolerance):
         )
 
 
-@pytest.mark.parametrize("batch_stats", ["paper", "frozen"])
-def test_mass_loss_does_not_depend_on_the_rules(batch_stats, tolerance):
+@pytest.mark.parametrize(
+    ("batch_stats", "estimator"),
+    [("paper", "sub_batch"), ("frozen", "sub_batch"), ("frozen", "probe")],
+)
+def test_mass_loss_does_not_depend_on_the_rules(batch_stats, estimator, tolerance):
     """Oracle: the plain rules, in the whole loss of a small residual network."""
-    method = make_method("mass", representation_dim=3, num_components=2, batch_stats=batch_stats)
+    method = make_method(
+        "mass",
+        representation_dim=3,
+        num_components=2,
+        batch_stats=batch_stats,
+        estimator=estimator,
+    )
     build = lambda outputs: ResNet20(outputs, widths=(2, 3), blocks=1, nonlinearity=jnp.tanh)
     params = method.init(jax.random.key(0), build, (6, 6, 3))
     x, labels = normal(20, 6, 6, 3), jnp.arange(20) % 10
 
     @partial(jax.jit, static_argnums=1)
     def gradient(params, reverse_only):
-        context = TrainContext(reverse_only=reverse_only)
+        keys = jax.random.split(jax.random.key(1), len(x))
+        context = TrainContext(keys=keys, reverse_only=reverse_only)
         return jax.grad(lambda p: method.loss(p, x, labels, context).objective())(params)
 
     for closed, plain in zip(

@@ -24,16 +24,29 @@ def test_ci_runs_the_test_command_word_for_word():
     assert command in (ROOT / ".ci" / "run").read_text().splitlines()
 
 
-def test_the_example_runs_as_written():
-    """Oracle: its own output; fifteen lines at most."""
-    (example,) = blocks("python")
-    assert len(example.strip().splitlines()) <= 15
+def run_example(number, most_lines):
+    example = blocks("python")[number]
+    assert len(example.strip().splitlines()) <= most_lines
     done = subprocess.run(
         [sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "CDI of the network, nats:" in done.stdout
-    assert "(100, 5, 64)" in done.stdout
+    return done.stdout
+
+
+def test_the_example_runs_as_written():
+    """Oracle: its own output; fifteen lines at most."""
+    printed = run_example(0, most_lines=15)
+    assert "CDI of the network, nats:" in printed
+    assert "(100, 5, 64)" in printed
+
+
+def test_own_network_and_data_in_about_ten_lines():
+    """Oracle: the accuracy it prints, on wines a linear rule tells apart."""
+    printed = run_example(1, most_lines=11)
+    assert float(re.search(r"test accuracy: ([0-9.]+)", printed)[1]) > 0.9
+    assert "CDI, nats:" in printed
+    assert len(blocks("python")) == 2
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"configs/(\w+\.py)", README))))

@@ -77,6 +77,7 @@ def dataset_from_arrays(
     num_classes: int | None = None,
     normalisation: Normalisation | None = None,
     ood: Mapping[str, np.ndarray] | None = None,
+    keep_shape: bool = False,
 ) -> Dataset:
     """A dataset the trainer accepts, from your own arrays.
 
@@ -89,6 +90,7 @@ def dataset_from_arrays(
       normalisation: default: computed per channel from the training images.
       ood: images of out-of-distribution sets by name; normalised by their own
         statistics, as the paper does.
+      keep_shape: examples of any shape, and ``[N, H, W]`` gets no channel axis.
 
     Example:
       >>> import numpy as np
@@ -96,15 +98,15 @@ def dataset_from_arrays(
       >>> dataset_from_arrays(images, labels, images, labels).num_classes
       2
     """
-    train = _checked_split(train_images, train_labels, "training", None)
+    train = _checked_split(train_images, train_labels, "training", None, keep_shape)
     classes = int(train.labels.max()) + 1 if num_classes is None else num_classes
-    train = _checked_split(train_images, train_labels, "training", classes)
-    test = _checked_split(test_images, test_labels, "test", classes)
+    train = _checked_split(train_images, train_labels, "training", classes, keep_shape)
+    test = _checked_split(test_images, test_labels, "test", classes, keep_shape)
     if classes < 2:
         raise DataError(f"{name}: training labels have {classes} class; need at least 2")
     others: dict[str, tuple[Split, Normalisation]] = {}
     for other, images in (ood or {}).items():
-        split = _checked_split(images, np.zeros(len(images), int), other, None)
+        split = _checked_split(images, np.zeros(len(images), int), other, None, keep_shape)
         others[other] = (split, statistics_of(split.images))
     shapes = {"test": test.images.shape[1:]}
     shapes |= {other: split.images.shape[1:] for other, (split, _) in others.items()}
@@ -131,16 +133,14 @@ def _check_normalisation(normalisation: Normalisation, channels: int) -> None:
 
 
 def _checked_split(
-    images: np.ndarray, labels: np.ndarray, what: str, num_classes: int | None
+    images: np.ndarray, labels: np.ndarray, what: str, num_classes: int | None, keep_shape: bool
 ) -> Split:
     images, labels = np.asarray(images), np.asarray(labels)
-    if images.ndim == 3:
+    if images.ndim == 3 and not keep_shape:
         images = images[..., None]
-    if images.ndim not in (2, 4) or 0 in images.shape:
-        raise DataError(
-            f"{what} images have shape {images.shape}; "
-            "need (N, H, W, C), (N, H, W) or (N, D), N > 0"
-        )
+    if images.ndim < 2 or (images.ndim not in (2, 4) and not keep_shape) or 0 in images.shape:
+        needed = "(N, ...)" if keep_shape else "(N, H, W, C), (N, H, W) or (N, D)"
+        raise DataError(f"{what} images have shape {images.shape}; need {needed}, N > 0")
     if images.dtype != np.uint8:
         if not np.issubdtype(images.dtype, np.number) or np.iscomplexobj(images):
             raise DataError(f"{what} images have type {images.dtype}; need uint8 or float")
