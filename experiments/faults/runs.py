@@ -30,6 +30,10 @@ SMALL = (
 )
 
 
+# Everything compiled is kept: hundreds of processes run the same few programs.
+_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+
+
 class Outcome(NamedTuple):
     """One row of the campaign.
 
@@ -120,7 +124,7 @@ def start(
     process = subprocess.Popen(
         [sys.executable, "-m", *module, "--quiet", *SMALL, f"--workdir={workdir}", *arguments],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"} | (environment or {}),
+        env=os.environ | _ENVIRONMENT | (environment or {}),
         stdout=subprocess.DEVNULL,
         stderr=log,
         text=True,
