@@ -1,6 +1,6 @@
 """The base of all experiments: every field with its default (the digits demo).
 
-`mass_jax/config.py` documents each field; derived files change a few of them.
+`mass_jax/schema.py` documents each field; derived files change a few of them.
 """
 
 from ml_collections import ConfigDict

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mass_jax import config as configuration
 from mass_jax.config import SCHEMA, ConfigError, apply_overrides, default_config, resolve
+from mass_jax.config_checks import checked_value
 from mass_jax.options import CONFIG_DIR, load_config, parse
 
 CONFIG_FILES = sorted(
@@ -87,7 +88,7 @@ def test_valid_values_are_accepted(data):
     text = good_text(key, SCHEMA[key], data.draw)
     config = apply_overrides(default_config(), {key: text})
     flat = configuration.flatten(config)
-    assert configuration._checked(key, flat[key]) == flat[key]
+    assert checked_value(key, flat[key]) == flat[key]
 
 
 @pytest.mark.parametrize(
