@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{cell.name:<60} {_duration(minutes[cell])}")
         print(f"{'all of them, one after another':<60} {_duration(sum(minutes.values()))}")
         return 0
-    with StopSignal() as stop:
+    with StopSignal() as stop, stop.deferred():
         failed = _run_all(waiting, minutes, options, stop)
     if stop.signum:
         print("stopped; the same command goes on from here", file=sys.stderr)

@@ -6,6 +6,7 @@ A checkpoint counts only if every byte is as the manifest says; nothing in it is
 imported or executed.
 """
 
+import errno
 import hashlib
 import json
 import logging
@@ -74,6 +75,10 @@ def save(directory: Path, step: int, tree: Any, meta: dict[str, Any]) -> str:
 def _write_and_verify(scratch: Path, step: int, tree: Any, meta: dict[str, Any]) -> str:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
+    # A disk that is full anyway: orbax would leave its threads' tracebacks on the terminal.
+    needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(tree))
+    if shutil.disk_usage(scratch).free < needed:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with _checkpointer() as checkpointer:
         checkpointer.save((scratch / _STATE).absolute(), _named_leaves(tree))
     (scratch / _META).write_text(json.dumps(meta, indent=2, sort_keys=True) + "\n")

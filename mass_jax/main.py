@@ -43,8 +43,9 @@ def _main(argv: list[str], stop: StopSignal) -> int:
         options, overrides = command_line.parse(argv)
         level = logging.WARNING if options.quiet else logging.INFO
         logging.basicConfig(format="%(message)s", level=level)
-        for library in ("absl", "jax", "matplotlib", "orbax"):
-            logging.getLogger(library).setLevel(logging.ERROR)
+        for library in ("absl", "asyncio", "jax", "matplotlib", "orbax"):
+            # What they call an error comes to us as an exception, and is said in one line.
+            logging.getLogger(library).setLevel(logging.CRITICAL)
         config = resolve(apply_overrides(command_line.load_config(options.config), overrides))
         _use_compilation_cache()
         _join_cluster(options)

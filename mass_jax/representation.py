@@ -195,8 +195,10 @@ def _represent_in_two_parts(
         )
 
     sub_context = part_context(slice(0, maybe), weights)
-    output_dim = jax.eval_shape(lambda part: forward(part, sub_context)[0], x[:maybe]).shape[-1]
-    kernel = _dense_kernel(params, estimator, maybe, output_dim)
+    kernel = None
+    if estimator.form != "rows":
+        outputs = jax.eval_shape(lambda part: forward(part, sub_context)[0], x[:maybe])
+        kernel = _dense_kernel(params, estimator, maybe, outputs.shape[-1])
     if kernel is None:
         z_sub, rows_of_j, moments = jacobian.summed_jacobian(
             lambda part: forward(part, sub_context), x[:maybe], sub_context.weights

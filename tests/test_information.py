@@ -430,7 +430,7 @@ ERRORS = {
     ),
     "unknown estimator": (
         lambda params, x: cdi_loss(params, x, estimator="hutchinson"),
-        r"'hutchinson': choose one of \['exact', 'sub_batch'\]",
+        r"'hutchinson': choose one of \['auto', 'exact', .*'sub_batch'\]",
     ),
     "sub_batch beyond the batch": (
         lambda params, x: cdi_loss(params, x, sub_batch=BATCH + 1),
