@@ -25,7 +25,7 @@ from mass_jax.predictions import PREDICTIONS
 from mass_jax.run_log import NOT_LOSS_TERMS, RunLog, environment, write_atomically
 from mass_jax.signals import Interrupted, StopSignal
 from mass_jax.train_step import Batch, make_runner, make_train_step
-from mass_jax.watchdog import Watchdog
+from mass_jax.watchdog import watchdog
 from mass_jax.workdir import check_free_space
 
 CHECKPOINTS = "checkpoints"
@@ -251,9 +251,9 @@ def _run_steps(
             row = {**start.unvalidated_row, **validation_now()}
             if log is not None:
                 log.row(row)
-        watchdog = stack.enter_context(Watchdog(config.watchdog_minutes))
+        show_life = stack.enter_context(watchdog(config.watchdog_minutes))
         for count, rows in source.blocks(step):
-            watchdog.alive()
+            show_life()
             block_began = time.monotonic()
             state, history = runner.run(state, data, rows, count, experiment.keys.step)
             history = {name: np.asarray(values)[:count] for name, values in history.items()}

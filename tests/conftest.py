@@ -59,3 +59,10 @@ def _no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Spares the tests of training two seconds of drawing each; `test_report.py` has it all."""
     if request.module.__name__.rpartition(".")[2] != "test_report":
         monkeypatch.setattr("mass_jax.reporting.report_if_possible", lambda workdir: None)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs() -> Iterator[None]:
+    """Compiled programs of one file are of no use to the next, and take gigabytes."""
+    yield
+    jax.clear_caches()

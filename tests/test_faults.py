@@ -11,16 +11,16 @@ from experiments.faults.__main__ import FAULTS, main
 from mass_jax.main import main as train
 
 TRIALS = {
-    "kill": 3,
-    "signals": 3,
+    "kill": 2,
+    "signals": 2,
     "corruption": 9,
-    "numerics": 2,
+    "numerics": 1,
     "overrides": 300,
     "data": 60,
     "disks": 3,
     "workdir": 2,
     "companions": 1,
-    "malicious": 4,
+    "malicious": 3,
 }  # devices: tests/test_devices.py; environment: .ci/run itself
 
 
