@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from experiments.faults import files, inputs, runs
+from experiments.faults import files, inputs, processes, runs
 from experiments.faults.__main__ import FAULTS, main
 from mass_jax.main import main as train
 
@@ -37,6 +37,15 @@ def test_every_trial_survives(name, tmp_path, capsys):
     assert row["trials"] >= TRIALS[name]
     assert code == 0
     assert name in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_signal_during_the_last_save_is_not_lost(tmp_path):
+    """Oracle: the unbroken run; the campaign once found this position ignored."""
+    assert runs.run(tmp_path / "whole")[0] == 0
+    whole = runs.leftover(tmp_path / "whole")
+    verdict = processes._signalled(tmp_path, "last_save", "SIGTERM", "", whole)
+    assert verdict == runs.Verdict()
 
 
 def test_the_list_is_whole():
