@@ -81,10 +81,13 @@ def _nan(where: str, step: str) -> None:
 
 
 def _full(save: str) -> None:
-    def no_space() -> None:
+    def no_space(path: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    _wrap(checkpoint, "_sha256", 1 + 10 * (int(save) - 1), no_space)
+    def fill_up() -> None:
+        checkpoint._fsync = no_space  # the files are there, but not on the disk
+
+    _wrap(checkpoint, "_write_and_verify", int(save), fill_up)
 
 
 def _limit(size: str) -> None:
