@@ -5,22 +5,17 @@ Ours are the records in ``experiments/results/``. ``--write`` renews the tables 
 """
 
 import argparse
-import csv
-import html
-import io
 import json
-import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, paper_tables, records
+from experiments.comparison import Comparison, Table
+from experiments.table_formats import FORMATS, as_markdown
 
 ROOT = Path(__file__).parent.parent
-PAPER_SEEDS = 4
 PAPER_STEPS = {"small_mlp": 100_000, "resnet20": 70_000}
 _COLUMNS = {
     "uncertainty": ("accuracy", "entropy", "nll", "brier"),
@@ -66,64 +61,6 @@ class Row(NamedTuple):
         if self.steps != PAPER_STEPS[network]:
             parts.append(f"{self.steps:,} steps")
         return ", ".join(parts)
-
-
-class Comparison(NamedTuple):
-    """One number of the paper and ours.
-
-    Attributes:
-      paper: mean and deviation over 4 seeds, or ``None`` where the paper has no such row.
-      ours: one value per seed.
-      digits: shown after the point.
-    """
-
-    paper: tuple[float, float] | None
-    ours: tuple[float, ...]
-    digits: int
-
-    @property
-    def difference(self) -> float | None:
-        """Ours minus the paper's, in standard errors of both means combined.
-
-        One seed has no deviation of its own; the paper's stands in for it.
-        """
-        if self.paper is None or not self.ours:
-            return None
-        mean, deviation = self.paper
-        own = float(np.std(self.ours)) if len(self.ours) > 1 else deviation
-        error = math.sqrt(deviation**2 / PAPER_SEEDS + own**2 / len(self.ours))
-        return (float(np.mean(self.ours)) - mean) / error if error > 0 else None
-
-    def paper_text(self) -> str:
-        """``mean ± deviation`` of the paper."""
-        if self.paper is None:
-            return "-"
-        return f"{self.paper[0]:.{self.digits}f} ± {self.paper[1]:.{self.digits}f}"
-
-    def ours_text(self) -> str:
-        """Ours, the number of seeds and the difference; or that it was not run."""
-        if not self.ours:
-            return "not run"
-        text = f"{np.mean(self.ours):.{self.digits}f}"
-        if len(self.ours) > 1:
-            text += f" ± {np.std(self.ours):.{self.digits}f}"
-        text += f" (n={len(self.ours)}"
-        difference = self.difference
-        return text + ("" if difference is None else f", {difference:+.1f} SE") + ")"
-
-
-class Table(NamedTuple):
-    """A table of the paper, with ours.
-
-    Attributes:
-      title: says which.
-      columns: headings of the compared numbers.
-      rows: label and one comparison per column.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Comparison, ...]], ...]
 
 
 def all_tables(runs: Sequence[dict[str, Any]] | None = None) -> list[Table]:
@@ -221,128 +158,6 @@ def _our_values(
         else:
             values.append(run[metric])
     return tuple(values)
-
-
-def _texts(table: Table) -> tuple[list[str], list[list[str]]]:
-    header = ["method"]
-    for column in table.columns:
-        header += [f"{column}, paper", "ours"]
-    body = [
-        [label, *(text for c in comparisons for text in (c.paper_text(), c.ours_text()))]
-        for label, comparisons in table.rows
-    ]
-    return header, body
-
-
-def as_markdown(tables: Iterable[Table]) -> str:
-    parts = []
-    for table in tables:
-        header, body = _texts(table)
-        lines = [header, ["---"] * len(header), *body]
-        grid = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        parts.append(f"**{table.title}**\n\n{grid}\n")
-    return "\n".join(parts)
-
-
-def as_latex(tables: Iterable[Table]) -> str:
-    def escaped(text: str) -> str:
-        for symbol in "%_&#":
-            text = text.replace(symbol, f"\\{symbol}")
-        return text.replace("±", r"$\pm$").replace("beta=", r"$\beta$=")
-
-    parts = []
-    for table in tables:
-        header, body = _texts(table)
-        lines = [" & ".join(map(escaped, line)) + r" \\" for line in (header, *body)]
-        lines.insert(1, r"\midrule")
-        columns = "l" + "rr" * len(table.columns)
-        parts += [
-            r"\begin{table}\centering\footnotesize",
-            rf"\caption{{{escaped(table.title)}}}",
-            rf"\begin{{tabular}}{{{columns}}}\toprule",
-            *lines,
-            r"\bottomrule\end{tabular}\end{table}",
-            "",
-        ]
-    return "\n".join(parts)
-
-
-def as_csv(tables: Iterable[Table]) -> str:
-    """One line per number: easy to read into a data frame."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(
-        ["table", "row", "column", "paper_mean", "paper_std", "our_mean", "our_std", "seeds",
-         "difference_in_standard_errors"]
-    )  # fmt: skip
-    for table in tables:
-        for label, comparisons in table.rows:
-            for column, comparison in zip(table.columns, comparisons, strict=True):
-                ours = comparison.ours
-                own = [np.mean(ours), np.std(ours)] if ours else ["not run", ""]
-                paper = comparison.paper or ("", "")
-                difference = "" if comparison.difference is None else comparison.difference
-                writer.writerow([table.title, label, column, *paper, *own, len(ours), difference])
-    return stream.getvalue()
-
-
-_STYLE = """
-body { font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 2rem; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ccc; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-td { white-space: nowrap; }
-td.missing { color: #767676; }
-td.far { background: #fff1d6; }
-caption { text-align: left; font-weight: 600; padding: .5rem 0; }
-"""
-
-
-def as_html(tables: Iterable[Table]) -> str:
-    parts = []
-    for table in tables:
-        header, body = _texts(table)
-        head = "".join(f"<th scope=col>{html.escape(text)}</th>" for text in header)
-        lines = []
-        for (_, comparisons), texts in zip(table.rows, body, strict=True):
-            kinds = [""] + [kind for c in comparisons for kind in ("", _html_class(c))]
-            lines.append(
-                "<tr>"
-                + "".join(
-                    f"<td{kind}>{html.escape(text)}</td>"
-                    for kind, text in zip(kinds, texts, strict=True)
-                )
-                + "</tr>"
-            )
-        parts.append(
-            f"<table><caption>{html.escape(table.title)}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-        )
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>MASS Learning: paper and ours</title><style>{_STYLE}</style>"
-        "<h1>MASS Learning: the paper's tables, and our runs</h1>"
-        "<p>Paper: mean ± standard deviation of 4 seeds. Ours: mean ± deviation, n seeds, and the "
-        "difference in standard errors of both means combined; shaded where it is above 2.</p>"
-        + "\n".join(parts)
-        + "</html>\n"
-    )
-
-
-def _html_class(comparison: Comparison) -> str:
-    if not comparison.ours:
-        return " class=missing"
-    difference = comparison.difference
-    return " class=far" if difference is not None and abs(difference) > 2 else ""
-
-
-FORMATS: dict[str, Callable[[Iterable[Table]], str]] = {
-    "md": as_markdown,
-    "latex": as_latex,
-    "csv": as_csv,
-    "html": as_html,
-}
 
 
 def what_was_run(runs: Sequence[dict[str, Any]] | None = None) -> str:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from experiments import cells, tables
+from experiments import cells, comparison, table_formats, tables
 from mass_jax.config import apply_overrides, config_hash, resolve
 from mass_jax.options import load_config, parse
 
@@ -27,7 +27,7 @@ def run(accuracy, seed=0, **changed):
 
 def numbers_of(made, title, label, column):
     """Lines of the CSV form."""
-    rows = csv.DictReader(io.StringIO(tables.as_csv(made)))
+    rows = csv.DictReader(io.StringIO(table_formats.as_csv(made)))
     (found,) = [
         r for r in rows if title in r["table"] and r["row"] == label and r["column"] == column
     ]
@@ -57,8 +57,8 @@ def test_all_numbers_of_the_paper_are_there():
         number
         for table in made
         for _, comparisons in table.rows
-        for comparison in comparisons
-        for number in comparison.paper or ()
+        for pair in comparisons
+        for number in pair.paper or ()
     ]
     assert len(numbers) == 2 * 1014
 
@@ -76,9 +76,9 @@ def test_paper_and_ours_meet():
 
 def test_one_seed_borrows_the_papers_deviation():
     """Oracle: by hand, (33.5 - 32.7) / (0.8 sqrt(1/4 + 1)) = 0.894."""
-    (comparison,) = [tables.Comparison((32.7, 0.8), (33.5,), 1)]
-    assert comparison.difference == pytest.approx(0.894, abs=5e-4)
-    assert comparison.ours_text() == "33.5 (n=1, +0.9 SE)"
+    seen = comparison.Comparison((32.7, 0.8), (33.5,), 1)
+    assert seen.difference == pytest.approx(0.894, abs=5e-4)
+    assert seen.ours_text() == "33.5 (n=1, +0.9 SE)"
 
 
 def test_detectors_do_not_mix():
@@ -106,15 +106,15 @@ def test_formats_say_the_same():
     """Oracle: each other; every number of the Markdown form is in the LaTeX and HTML forms."""
     made = tables.all_tables([run(0.3217)])
     numbers = lambda text: sorted(re.findall(r"\d+\.\d+", text))
-    body = tables.as_markdown(made)
+    body = table_formats.as_markdown(made)
     assert "32.2 (n=1" in body
-    assert numbers(tables.as_latex(made)) == numbers(body)
-    page = tables.as_html(made)
+    assert numbers(table_formats.as_latex(made)) == numbers(body)
+    page = table_formats.as_html(made)
     assert page.count("<table>") == 14
     assert numbers(page.split("<table>", 1)[1]) == numbers(body)
 
 
-@pytest.mark.parametrize("name", tables.FORMATS)
+@pytest.mark.parametrize("name", table_formats.FORMATS)
 def test_command(name, capsys):
     """Oracle: every table of the paper is printed."""
     assert tables.main([f"--format={name}"]) == 0

@@ -2,9 +2,8 @@
 
 import subprocess
 import sys
-import time
 
-from mass_jax.watchdog import EXIT_CODE, watchdog
+from mass_jax.watchdog import EXIT_CODE
 
 HANGS = """
 import time
@@ -30,12 +29,23 @@ def test_a_hang_ends_the_process_with_a_word():
     assert "line 9" in done.stderr  # the traceback of the sleep
 
 
+LIVES = """
+import time
+from mass_jax.watchdog import watchdog
+with watchdog(0.5 / 60) as show_life:
+    for _ in range(20):
+        time.sleep(0.05)
+        show_life()
+with watchdog(None):
+    time.sleep(0.1)
+time.sleep(0.8)
+print("still here")
+"""
+
+
 def test_what_lives_or_has_ended_is_left_alone():
-    """Oracle: this process is still here."""
-    with watchdog(0.1 / 60) as show_life:
-        for _ in range(5):
-            time.sleep(0.03)
-            show_life()
-    with watchdog(None):
-        pass
-    time.sleep(0.3)
+    """Oracle: a process that shows life for twice the limit, then leaves, ends by itself."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIVES], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "still here\n", "")
