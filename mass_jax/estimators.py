@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from mass_jax.jacobian import BatchFn, summed_jacobian
 from mass_jax.log_determinant import (
     SingularPolicy,
-    gram_factor,
     half_log_det_and_gradient,
-    half_log_det_gram,
+    half_log_det_behind,
 )
 
 
@@ -120,8 +119,8 @@ def half_log_det_behind_dense(
 ) -> tuple[jax.Array, jax.Array, Any]:
     """``log J_f`` where the first layer is dense, without the Jacobian itself.
 
-    With ``h = x W``, ``J = A W^T`` for ``A = dz/dh``, so ``J J^T = (A L) (A L)^T`` for any
-    ``L L^T = W^T W``: rows as wide as the layer, not as the input.
+    With ``h = x W``, ``J = A W^T`` for ``A = dz/dh``, so ``J J^T = A (W^T W) A^T``: rows as
+    wide as the layer, not as the input.
 
     Args:
       f: maps a ``shift`` of ``h`` to outputs ``[n, R]`` and whatever else.
@@ -134,8 +133,7 @@ def half_log_det_behind_dense(
       outputs ``[n, R]``, ``log J_f`` ``[n]``, and what else ``f`` returned.
     """
     outputs, rows, auxiliary = summed_jacobian(f, shift, weights)
-    rows = jnp.matmul(rows, gram_factor(kernel)[None], precision=jax.lax.Precision.HIGHEST)
-    return outputs, half_log_det_gram(rows, singular), auxiliary
+    return outputs, half_log_det_behind(rows, kernel, singular), auxiliary
 
 
 def half_log_det_by_probe(

@@ -89,24 +89,87 @@ def half_log_det_and_gradient(
         raise ValueError(f"singular={singular!r}: choose 'floor' or '-inf'")
     check_not_expanding(*jacobian.shape[-2:])
     dtype = jnp.promote_types(jacobian.dtype, jnp.float32)  # bfloat16 is too coarse here
-    rows = _scaled_rows(jacobian.astype(dtype))
-    factor = jnp.linalg.cholesky(rows.correlation)
-    inverse = inverse_lower(factor)
-    # One pass loses eps * trace(C^-1) of relative precision. A failed Cholesky (NaN) is false.
-    is_well_conditioned = jnp.sum(jnp.square(inverse), axis=(-2, -1)) < jnp.finfo(dtype).eps ** (
-        -1 / 3
+    rows = jacobian.astype(dtype)
+    plain = _one_pass(_gram(rows))
+    return jax.lax.cond(
+        jnp.all(plain.is_sound),
+        lambda: (plain.value, _product(plain.precision, rows)),
+        lambda: _two_pass_cholesky_qr(_scaled_rows(rows), singular),
     )
 
-    def one_pass() -> tuple[jax.Array, jax.Array]:
-        value = jnp.sum(jnp.log(_diagonal(factor)) + rows.log_scale, axis=-1)
-        between = rows.norm * jnp.swapaxes(rows.norm, -1, -2)
-        precision = _product(jnp.swapaxes(inverse, -1, -2), inverse) / between
-        return value, _product(precision, rows.shrunk) / rows.largest
 
-    def two_passes() -> tuple[jax.Array, jax.Array]:
-        return _two_pass_cholesky_qr(rows, singular)
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def half_log_det_behind(rows: jax.Array, kernel: jax.Array, singular: SingularPolicy) -> jax.Array:
+    """``1/2 log det(J J^T)`` of ``J = A W^T``, without ``J``: by ``A (W^T W) A^T``.
 
-    return jax.lax.cond(jnp.all(is_well_conditioned), one_pass, two_passes)
+    Args:
+      rows: ``A``, ``[n, R, H]``.
+      kernel: ``W``, ``[D, H]``, with ``H < D``.
+      singular: see `half_log_det_gram`.
+
+    Returns:
+      ``[n]``, nats. Its derivative is a closed form and is not differentiated again.
+    """
+    return _behind_and_gradients(rows, kernel, singular)[0]
+
+
+@half_log_det_behind.defjvp
+def _half_log_det_behind_jvp(
+    singular: SingularPolicy,
+    primals: tuple[jax.Array, jax.Array],
+    tangents: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array]:
+    (rows, kernel), (rows_tangent, kernel_tangent) = primals, tangents
+    value, by_rows, solved = _behind_and_gradients(rows, kernel, singular)
+    # d(W^T W) is W^T dW and its transpose; A^T (J J^T)^-1 A is symmetric, so one counts twice.
+    turned = _flat_product(rows, _product(kernel.T, kernel_tangent))
+    return value, jnp.sum(by_rows * rows_tangent + solved * turned, axis=(-2, -1))
+
+
+def _behind_and_gradients(
+    rows: jax.Array, kernel: jax.Array, singular: SingularPolicy
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """``1/2 log det(G)``, ``G^-1 A W^T W`` and ``G^-1 A``, for ``G = A W^T W A^T``."""
+    through = _flat_product(rows, _product(kernel.T, kernel))
+    plain = _one_pass(jnp.einsum("nrh,nsh->nrs", through, rows, precision=_HIGHEST))
+
+    def by_factor() -> tuple[jax.Array, jax.Array, jax.Array]:
+        factor = gram_factor(kernel)
+        value, gradient = half_log_det_and_gradient(_flat_product(rows, factor), singular)
+        wide = gradient.reshape(-1, gradient.shape[-1])
+        solved = jax.lax.linalg.triangular_solve(factor, wide, left_side=False, lower=True)
+        return value, _flat_product(gradient, factor.T), solved.reshape(gradient.shape)
+
+    return jax.lax.cond(
+        jnp.all(plain.is_sound),
+        lambda: (plain.value, _product(plain.precision, through), _product(plain.precision, rows)),
+        by_factor,
+    )
+
+
+class _OnePass(NamedTuple):
+    """From Gram matrices as they are; not to be used where one is not sound."""
+
+    value: jax.Array  # [...], half the log-determinant
+    precision: jax.Array  # [..., R, R], the inverse
+    is_sound: jax.Array  # [...]
+
+
+def _one_pass(gram: jax.Array) -> _OnePass:
+    limits = jnp.finfo(gram.dtype)
+    squared = _diagonal(gram)[..., None]
+    norm = jnp.sqrt(squared)
+    between = norm * jnp.swapaxes(norm, -1, -2)
+    factor = jnp.linalg.cholesky(gram / between)
+    inverse = inverse_lower(factor)
+    # Products of rows neither overflow nor vanish, and one pass loses eps * trace(C^-1) of
+    # relative precision. A failed Cholesky (NaN) makes both comparisons false.
+    in_range = (squared > limits.tiny / limits.eps) & (squared < limits.max * limits.eps)
+    lost = jnp.sum(jnp.square(inverse), axis=(-2, -1))
+    is_sound = jnp.all(in_range, axis=(-2, -1)) & (lost < limits.eps ** (-1 / 3))
+    value = jnp.sum(jnp.log(_diagonal(factor)) + jnp.log(norm[..., 0]), axis=-1)
+    precision = _product(jnp.swapaxes(inverse, -1, -2), inverse) / between
+    return _OnePass(value, precision, is_sound)
 
 
 class _ScaledRows(NamedTuple):
@@ -189,6 +252,11 @@ def _gram(rows: jax.Array) -> jax.Array:
 
 
 _product = partial(jnp.matmul, precision=_HIGHEST)
+
+
+def _flat_product(rows: jax.Array, matrix: jax.Array) -> jax.Array:
+    """``[n, R, H]`` by ``[H, K]`` as one large product."""
+    return _product(rows.reshape(-1, rows.shape[-1]), matrix).reshape(*rows.shape[:-1], -1)
 
 
 @jax.custom_jvp

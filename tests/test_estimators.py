@@ -9,7 +9,7 @@ import pytest
 
 from mass_jax import ResNet20, SmallMLP, make_method
 from mass_jax.estimators import JACOBIAN_ESTIMATORS, gram_is_cheaper, num_jacobian_examples
-from mass_jax.log_determinant import gram_factor
+from mass_jax.log_determinant import gram_factor, half_log_det_behind, half_log_det_gram
 from mass_jax.networks import TrainContext
 
 BATCH, CLASSES, DIM = 12, 3, 3
@@ -109,6 +109,25 @@ def test_gram_factor(tolerance):
     factor = jax.jit(gram_factor)(kernel)
     np.testing.assert_allclose(factor @ factor.T, kernel.T @ kernel, atol=10 * tolerance.exact)
     assert np.isfinite(jax.grad(lambda k: jnp.sum(gram_factor(k)))(kernel)).all()
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-4])
+def test_behind_a_dense_layer(spread, tolerance):
+    """Oracle: the Jacobian itself. Rows 1e-4 apart take the way by factors."""
+    generator = np.random.default_rng(1)
+    rows = generator.normal(size=(4, 3, 6))
+    rows[2, 1] = rows[2, 0] + spread * rows[2, 1]
+    kernel = jnp.asarray(generator.normal(size=(9, 6)))
+
+    def value_and_gradients(log_det):
+        values, pullback = jax.vjp(log_det, jnp.asarray(rows), kernel)
+        return values, *pullback(jnp.arange(1.0, 5.0))
+
+    actual = value_and_gradients(jax.jit(lambda a, w: half_log_det_behind(a, w, "floor")))
+    expected = value_and_gradients(lambda a, w: half_log_det_gram(a @ w.T[None]))
+    for ours, theirs in zip(actual, expected, strict=True):
+        scale = np.max(np.abs(theirs))
+        np.testing.assert_allclose(ours / scale, theirs / scale, atol=tolerance.exact / spread)
 
 
 def test_auto_goes_by_cost():
