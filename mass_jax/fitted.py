@@ -18,7 +18,7 @@ from mass_jax.loading import network_of, params_of, read_run
 from mass_jax.model import ModelParams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fitted:
     """What `mass_jax.fit` returns.
 
@@ -42,6 +42,15 @@ class Fitted:
     num_classes: int
     normalisation: Normalisation
     workdir: Path | None = None
+
+    def __repr__(self) -> str:
+        """One line: a cell of a notebook that ends with a model should not print its weights."""
+        config = self.config
+        return (
+            f"Fitted(method={config.method!r}, network={config.network!r}, beta={config.beta}, "
+            f"input_shape={self.input_shape}, num_classes={self.num_classes}, "
+            f"representation_dim={config.representation_dim})"
+        )
 
     def predict_proba(self, x: ArrayLike) -> np.ndarray:
         """Class probabilities ``[N, K]`` of examples ``[N, ...]``."""

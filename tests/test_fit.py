@@ -252,8 +252,11 @@ def test_divergence_is_named():
         )
 
 
-def test_predictions_refuse_other_shapes():
+def test_a_model_shows_itself_in_a_line_and_refuses_other_shapes():
     fitted = mass_jax.fit(Net(), X, Y, beta=0.0, **QUICK)
+    shown = repr(fitted)
+    assert "\n" not in shown
+    assert all(part in shown for part in ("'mass'", "'own'", "(6,)", "num_classes=2"))
     for wrong in (X[:, :5], X[0], X[:0], np.full_like(X, np.nan)):
         with pytest.raises(DataError, match="x "):
             fitted.predict_proba(wrong)
