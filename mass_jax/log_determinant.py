@@ -81,6 +81,8 @@ def gram_factor(kernel: jax.Array) -> jax.Array:
     return factor * norm[:, None]
 
 
+# Compiled here, or every call outside of `jit` would compile both branches anew.
+@partial(jax.jit, static_argnames="singular")
 def half_log_det_and_gradient(
     jacobian: jax.Array, singular: SingularPolicy
 ) -> tuple[jax.Array, jax.Array]:
@@ -126,6 +128,7 @@ def _half_log_det_behind_jvp(
     return value, jnp.sum(by_rows * rows_tangent + solved * turned, axis=(-2, -1))
 
 
+@partial(jax.jit, static_argnames="singular")
 def _behind_and_gradients(
     rows: jax.Array, kernel: jax.Array, singular: SingularPolicy
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
