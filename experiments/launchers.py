@@ -164,7 +164,8 @@ def _run_tasks(
                 code, reason = 1, " ".join(str(error).split())[:300]
             if code in _STOPPED and is_cancelled:
                 continue
-            left = sum(minutes[cell] for cell in unfinished.values()) / _places(ray, options)
+            waiting = [minutes[later] for later in unfinished.values()]
+            left = max(sum(waiting) / _places(ray, options), *waiting, 0.0)
             print(
                 f"[{next(finished)}/{len(cells)}] {cell.name} ended; "
                 f"the others in about {duration(left)}",

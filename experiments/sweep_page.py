@@ -12,6 +12,9 @@ STYLE = """
 :root { --far: #ffe9b8; --done: #1b7837; --started: #2166ac; --failed: #b2182b; }
 @media (prefers-color-scheme: dark) {
   :root { --far: #5a4310; --done: #7fcf8f; --started: #8cc8ff; --failed: #ff9c94; } }
+.cards .done { border-left: .4rem solid var(--done); }
+.cards .failed { border-left: .4rem solid var(--failed); }
+.cards .started { border-left: .4rem solid var(--started); }
 [hidden] { display: none !important; }
 .progress { display: flex; height: .9rem; border-radius: .45rem; overflow: hidden;
   background: var(--card); border: 1px solid var(--line); max-width: 46rem; }
@@ -27,7 +30,8 @@ STYLE = """
   padding: .3rem .5rem; min-height: 2.4rem; }
 #filters input { width: 1.2rem; height: 1.2rem; }
 #filters output { flex-basis: 100%; font-size: .92rem; }
-table.sortable { font-size: .9rem; }
+/* Separate borders stay with a first column that does not scroll. */
+table.sortable { font-size: .9rem; border-collapse: separate; border-spacing: 0; }
 table.sortable th, table.sortable td { padding: .3rem .55rem; }
 table.sortable td { min-width: 0; white-space: nowrap; }
 table.sortable thead th { vertical-align: bottom; }
@@ -203,14 +207,16 @@ def sortable_table(
     header: Sequence[str],
     rows: Iterable[tuple[dict[str, object], Sequence[SortableCell]]],
 ) -> Html:
-    """A table each of whose columns sorts it.
+    """A table each of whose columns sorts it, except the last.
 
     Args:
       label: what a screen reader calls it.
       header: of the columns.
       rows: attributes and cells of each.
     """
-    head = [_button(name, number) for number, name in enumerate(header)]
+    *sorting, last = header
+    head = [_button(name, number) for number, name in enumerate(sorting)]
+    head.append(element("th", last, scope="col"))
     body = [
         element("tr", joined(_cell(cell) for cell in cells), **attributes)
         for attributes, cells in rows

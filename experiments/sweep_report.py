@@ -136,7 +136,11 @@ def _what_was_asked(cells: Sequence[Cell]) -> str:
 def _progress(states: dict[Cell, str], workdir: Path) -> list[Html]:
     counts = collections.Counter(states.values())
     cards = [
-        element("li", joined([element("b", counts[name]), element("span", _MEANING[name])]))
+        element(
+            "li",
+            joined([element("b", counts[name]), element("span", _MEANING[name])]),
+            class_=name,
+        )
         for name in STATES
     ]
     words = ", ".join(f"{counts[name]} {_MEANING[name]}" for name in STATES)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -153,6 +154,8 @@ def test_ray_stops_and_a_killed_worker_is_retried(undisturbed, ray_directory, tm
     assert (made.work / f"{FAILING}.failed").read_text().startswith("(1): no luck")
     assert made.output.read_text().count("accuracy") == 1
     assert int((made.run / ".lock").read_text().split()[1]) != training
+    first_step = re.search(r"step ([\d,]+)/", (made.work / f"{CELL}.log").read_text())[1]
+    assert int(first_step.replace(",", "")) > 200  # where it was stopped first, at the earliest
     assert_same_results(made.record(), undisturbed)
     assert_rows_once(made.rows())
 
