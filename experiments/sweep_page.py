@@ -54,9 +54,11 @@ td.failed { color: var(--failed); font-weight: 600; }
 @media (max-width: 40rem) {
   #filters label { flex: 1 1 40%; } #filters select { width: 100%; } }
 @media print {
+  :root { --far: #ffe9b8; --done: #1b7837; --started: #2166ac; --failed: #b2182b; }
   #filters { display: none; }
-  table.sortable { font-size: 7pt; } table.sortable thead button::after { content: none; }
-  table.sortable tr > :first-child { position: static; } }
+  table.sortable { font-size: 6.5pt; } table.sortable :is(th, td) { padding: .1rem .2rem; }
+  table.sortable tr > :first-child:not(.group) { min-width: 0; position: static; }
+  table.sortable thead button::after { content: none; } }
 """
 
 # Filters hide what does not fit; a button in a header sorts its table. Without a script, all is
