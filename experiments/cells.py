@@ -133,13 +133,21 @@ _TELLING = {
 }
 
 
+def records_by_name(directory: Path = RESULTS) -> dict[str, dict[str, Any]]:
+    """All recorded runs by the name of their cell, in a stable order."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+    runs = {
+        name: record
+        for name, record in found.items()
+        if isinstance(record, dict) and "config_hash" in record
+    }
+    order = ("network", "method", "beta", "train_size", "seed")
+    return dict(sorted(runs.items(), key=lambda item: [item[1][field] for field in order]))
+
+
 def records(directory: Path = RESULTS) -> list[dict[str, Any]]:
     """All recorded runs, in a stable order."""
-    found = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))]
-    runs = [record for record in found if isinstance(record, dict) and "config_hash" in record]
-    return sorted(
-        runs, key=lambda r: (r["network"], r["method"], r["beta"], r["train_size"], r["seed"])
-    )
+    return list(records_by_name(directory).values())
 
 
 def is_done(cell: Cell, directory: Path = RESULTS) -> bool:

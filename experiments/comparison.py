@@ -40,16 +40,44 @@ class Comparison(NamedTuple):
             return "-"
         return f"{self.paper[0]:.{self.digits}f} ± {self.paper[1]:.{self.digits}f}"
 
-    def ours_text(self) -> str:
-        """Ours, the number of seeds and the difference; or that it was not run."""
+    def mean_text(self) -> str:
+        """``mean ± deviation`` of ours; or that it was not run."""
         if not self.ours:
             return "not run"
         text = f"{np.mean(self.ours):.{self.digits}f}"
-        if len(self.ours) > 1:
-            text += f" ± {np.std(self.ours):.{self.digits}f}"
-        text += f" (n={len(self.ours)}"
-        difference = self.difference
-        return text + ("" if difference is None else f", {difference:+.1f} SE") + ")"
+        return text + (f" ± {np.std(self.ours):.{self.digits}f}" if len(self.ours) > 1 else "")
+
+    def difference_text(self) -> str:
+        """The difference with its sign, or nothing."""
+        return "" if self.difference is None else f"{self.difference:+.1f}"
+
+    def ours_text(self) -> str:
+        """Ours, the number of seeds and the difference; or that it was not run."""
+        if not self.ours:
+            return self.mean_text()
+        difference = f", {self.difference_text()} SE" if self.difference_text() else ""
+        return f"{self.mean_text()} (n={len(self.ours)}{difference})"
+
+    @property
+    def is_far(self) -> bool:
+        """Whether ours is more than two standard errors from the paper's."""
+        return self.difference is not None and abs(self.difference) > 2
+
+
+class Column(NamedTuple):
+    """What is compared in a column: a metric of runs on ``train_size`` examples."""
+
+    heading: str
+    metric: str
+    train_size: int
+
+
+class TableRow(NamedTuple):
+    """A row: its label, the method as the paper calls it, one comparison per column."""
+
+    label: str
+    method: str
+    comparisons: tuple[Comparison, ...]
 
 
 class Table(NamedTuple):
@@ -57,10 +85,12 @@ class Table(NamedTuple):
 
     Attributes:
       title: says which.
-      columns: headings of the compared numbers.
-      rows: label and one comparison per column.
+      network: as the paper calls it.
+      columns: the compared numbers.
+      rows: of methods and their variants.
     """
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Comparison, ...]], ...]
+    network: str
+    columns: tuple[Column, ...]
+    rows: tuple[TableRow, ...]

@@ -1,25 +1,24 @@
 """``python -m experiments.sweep``: run the cells of the paper's tables that are not done.
 
 Stop it at any moment and start it again: finished cells are skipped, a broken-off one
-resumes from its checkpoint. Each finished run becomes one file in ``experiments/results/``.
+resumes from its checkpoint. Each finished run becomes one file in ``experiments/results/``;
+``report.html`` in the workdir shows them all. ``--launcher`` says where cells run: one after
+another here, on a Ray cluster, or as a Slurm job array.
 """
 
 import argparse
-import json
+import os
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.cells import RESULTS, SEEDS, TRAIN_SIZES, Cell, is_done, paper_cells
 from experiments.cost import minutes_by_cell
-from mass_jax.run_log import write_atomically
-from mass_jax.signals import StopSignal
-
-_RECORDED_ENVIRONMENT = ("python", "packages", "devices", "cpu_count", "commit")
+from experiments.launchers import LAUNCHERS, LauncherError
+from experiments.running import duration
+from experiments.sweep_report import report_if_possible
+from experiments.sweep_state import remember
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,14 +33,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     minutes = minutes_by_cell(waiting)
     if options.dry_run:
         for cell in waiting:
-            print(f"{cell.name:<60} {_duration(minutes[cell])}")
-        print(f"{'all of them, one after another':<60} {_duration(sum(minutes.values()))}")
+            print(f"{cell.name:<60} {duration(minutes[cell])}")
+        print(f"{'all of them, one after another':<60} {duration(sum(minutes.values()))}")
         return 0
-    with StopSignal() as stop, stop.deferred():
-        failed = _run_all(waiting, minutes, options, stop)
-    if stop.signum:
+    if options.launcher != "local":  # other machines have other current directories
+        _make_absolute(options)
+    remember(cells, options.workdir)
+    try:
+        launch = LAUNCHERS[options.launcher]
+        failed, signum = launch(waiting, minutes, options) if waiting else ([], 0)
+    except LauncherError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    report_if_possible(options.workdir, options.results)
+    if signum:
         print("stopped; the same command goes on from here", file=sys.stderr)
-        return 128 + stop.signum
+        return 128 + signum
     return 1 if failed else 0
 
 
@@ -72,6 +79,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workdir", type=Path, default=Path("runs/sweep"))
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--dry_run", action="store_true", help="only print cells and costs")
+    parser.add_argument("--cell", metavar="NAME", help="only the cell of this name")
+    parser.add_argument("--launcher", choices=sorted(LAUNCHERS), default="local")
+    ray = parser.add_argument_group(
+        "--launcher=ray", "every machine sees the workdir and this code"
+    )
+    ray.add_argument(
+        "--ray_address",
+        default="local",
+        help="HOST:PORT of a cluster, or auto: the one this machine is part of; "
+        "local starts one of this machine alone",
+    )
+    ray.add_argument("--cpus_per_cell", type=float, default=1)
+    ray.add_argument("--gpus_per_cell", type=float, default=0, help="0: cells see no GPU")
+    slurm = parser.add_argument_group("--launcher=slurm", "writes a job array; submits nothing")
+    slurm.add_argument(
+        "--slurm_options", default="", help='e.g. "--partition=gpu --gres=gpu:1 --time=04:00:00"'
+    )
     return parser
 
 
@@ -86,7 +110,8 @@ def _chosen(options: argparse.Namespace) -> list[Cell]:
     return [
         cell
         for cell in paper_cells(options.network, options.steps, options.batch_stats)
-        if all(
+        if options.cell in (None, cell.name)
+        and all(
             allowed is None or getattr(cell, field) in allowed for field, allowed in wanted.items()
         )
         and options.regularised in (None, "yes" if cell.dropout or cell.weight_decay else "no")
@@ -94,89 +119,23 @@ def _chosen(options: argparse.Namespace) -> list[Cell]:
     ]
 
 
-def _run_all(
-    cells: list[Cell], minutes: dict[Cell, float], options: argparse.Namespace, stop: StopSignal
-) -> list[Cell]:
-    """Runs cell after cell; returns those that failed."""
-    began, failed = time.monotonic(), []
-    for index, cell in enumerate(cells):
-        spent = (time.monotonic() - began) / 60
-        left = None if options.max_minutes is None else options.max_minutes - spent
-        if left is not None and left <= 0:
-            print(f"{options.max_minutes:g} minutes are over; {len(cells) - index} cells left")
-            break
-        remaining = sum(minutes[later] for later in cells[index:])
-        print(
-            f"[{index + 1}/{len(cells)}] {cell.name}: about {_duration(minutes[cell])}, "
-            f"all in about {_duration(remaining)}",
-            flush=True,
-        )
-        code = _run(cell, options, stop, left)
-        if stop.signum:
-            break
-        if code == 0:
-            record = collect(cell, options.workdir / cell.name, options.results)
-            print(
-                f"    accuracy {100 * record['accuracy']:.1f} %, NLL {record['nll']:.3f}, "
-                f"{_duration(record['train_seconds'] / 60)}",
-                flush=True,
-            )
-        elif code != 128 + signal.SIGTERM:  # ours, when the minutes are over
-            failed.append(cell)
-            log = options.workdir / f"{cell.name}.log"
-            lines = log.read_text().strip().splitlines() or ["no output"]
-            print(f"    failed ({code}): {lines[-1]}; see {log}", file=sys.stderr, flush=True)
-    return failed
+def _make_absolute(options: argparse.Namespace) -> None:
+    options.workdir, options.results = options.workdir.absolute(), options.results.absolute()
+    if options.data_dir is not None and Path(options.data_dir).exists():  # else perhaps gs://...
+        options.data_dir = str(Path(options.data_dir).absolute())
 
 
-def _run(
-    cell: Cell, options: argparse.Namespace, stop: StopSignal, max_minutes: float | None
-) -> int:
-    """One training command, in a process of its own; its exit code."""
-    options.workdir.mkdir(parents=True, exist_ok=True)
-    with (options.workdir / f"{cell.name}.log").open("w") as log:
-        process = subprocess.Popen(
-            command(cell, options.workdir / cell.name, options.data_dir),
-            stdout=log,
-            stderr=None if sys.stderr.isatty() else log,
-        )
-        deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-        while True:
-            try:
-                return process.wait(timeout=0.5)
-            except subprocess.TimeoutExpired:
-                if stop.signum or (deadline is not None and time.monotonic() > deadline):
-                    process.send_signal(signal.SIGTERM)  # it saves and stops
-                    return process.wait()
-
-
-def command(cell: Cell, workdir: Path, data_dir: str | None) -> list[str]:
-    """The training command of a cell."""
-    overrides = cell.overrides | ({} if data_dir is None else {"data.dir": data_dir})
-    return [
-        sys.executable,
-        *("-m", "mass_jax.main"),
-        f"--config={cell.config_file}",
-        f"--workdir={workdir}",
-        *(f"--config.{key}={value}" for key, value in overrides.items()),
-    ]
-
-
-def collect(cell: Cell, workdir: Path, results: Path) -> dict[str, Any]:
-    """Copies a finished run's results, with what it ran on, to one small file."""
-    record = json.loads((workdir / "results.json").read_text())
-    environment = json.loads((workdir / "environment.json").read_text())
-    record["environment"] = {key: environment[key] for key in _RECORDED_ENVIRONMENT}
-    results.mkdir(parents=True, exist_ok=True)
-    write_atomically(results / f"{cell.name}.json", json.dumps(record, indent=2) + "\n")
-    return record
-
-
-def _duration(minutes: float) -> str:
-    if minutes < 90:
-        return f"{minutes:.0f} minutes"
-    return f"{minutes / 60:.1f} hours" if minutes < 48 * 60 else f"{minutes / 1440:.0f} days"
+def _main_in_a_pipe() -> int:
+    """As `main`; ends quietly when who reads its output has read enough, as ``head`` does."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it ends: into nothing, instead of the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_main_in_a_pipe())

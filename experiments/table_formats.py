@@ -13,10 +13,10 @@ from experiments.comparison import Comparison, Table
 def _texts(table: Table) -> tuple[list[str], list[list[str]]]:
     header = ["method"]
     for column in table.columns:
-        header += [f"{column}, paper", "ours"]
+        header += [f"{column.heading}, paper", "ours"]
     body = [
-        [label, *(text for c in comparisons for text in (c.paper_text(), c.ours_text()))]
-        for label, comparisons in table.rows
+        [row.label, *(text for c in row.comparisons for text in (c.paper_text(), c.ours_text()))]
+        for row in table.rows
     ]
     return header, body
 
@@ -63,13 +63,14 @@ def as_csv(tables: Iterable[Table]) -> str:
          "difference_in_standard_errors"]
     )  # fmt: skip
     for table in tables:
-        for label, comparisons in table.rows:
-            for column, comparison in zip(table.columns, comparisons, strict=True):
+        for row in table.rows:
+            for column, comparison in zip(table.columns, row.comparisons, strict=True):
                 ours = comparison.ours
                 own = [np.mean(ours), np.std(ours)] if ours else ["not run", ""]
                 paper = comparison.paper or ("", "")
                 difference = "" if comparison.difference is None else comparison.difference
-                writer.writerow([table.title, label, column, *paper, *own, len(ours), difference])
+                numbers = (*paper, *own, len(ours), difference)
+                writer.writerow([table.title, row.label, column.heading, *numbers])
     return stream.getvalue()
 
 
@@ -91,8 +92,8 @@ def as_html(tables: Iterable[Table]) -> str:
         header, body = _texts(table)
         head = "".join(f"<th scope=col>{html.escape(text)}</th>" for text in header)
         lines = []
-        for (_, comparisons), texts in zip(table.rows, body, strict=True):
-            kinds = [""] + [kind for c in comparisons for kind in ("", _html_class(c))]
+        for row, texts in zip(table.rows, body, strict=True):
+            kinds = [""] + [kind for c in row.comparisons for kind in ("", _html_class(c))]
             lines.append(
                 "<tr>"
                 + "".join(
@@ -120,8 +121,7 @@ def as_html(tables: Iterable[Table]) -> str:
 def _html_class(comparison: Comparison) -> str:
     if not comparison.ours:
         return " class=missing"
-    difference = comparison.difference
-    return " class=far" if difference is not None and abs(difference) > 2 else ""
+    return " class=far" if comparison.is_far else ""
 
 
 FORMATS: dict[str, Callable[[Iterable[Table]], str]] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, paper_tables, records
-from experiments.comparison import Comparison, Table
+from experiments.comparison import Column, Comparison, Table, TableRow
 from experiments.table_formats import FORMATS, as_markdown
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +21,7 @@ _COLUMNS = {
     "uncertainty": ("accuracy", "entropy", "nll", "brier"),
     "ood": ("accuracy", "auroc", "apr_in", "apr_out"),
 }
-_HEADINGS = {
+HEADINGS = {
     "accuracy": "accuracy %",
     "entropy": "entropy",
     "nll": "NLL",
@@ -77,12 +77,16 @@ def _table(number: int, paper: dict[str, Any], runs: Sequence[dict[str, Any]]) -
     network = NETWORKS[paper["network"]]
     mine = [run for run in runs if run["network"] == network and run["dataset"] == "cifar10"]
     if paper["kind"] == "accuracy":
-        columns: list[tuple[str, int]] = [("accuracy", size) for size in sorted(TRAIN_SIZES)]
-        headings = tuple(f"{size:,} examples, accuracy %" for _, size in columns)
+        columns = [
+            Column(f"{size:,} examples, accuracy %", "accuracy", size)
+            for size in sorted(TRAIN_SIZES)
+        ]
         title = f"Table {number}. Test accuracy, {paper['network']}"
     else:
-        columns = [(metric, paper["train_size"]) for metric in _COLUMNS[paper["kind"]]]
-        headings = tuple(_HEADINGS[metric] for metric, _ in columns)
+        columns = [
+            Column(HEADINGS[metric], metric, paper["train_size"])
+            for metric in _COLUMNS[paper["kind"]]
+        ]
         kind = {"uncertainty": "Uncertainty", "ood": "Out-of-distribution detection (SVHN)"}
         title = (
             f"Table {number}. {kind[paper['kind']]}, {paper['network']}, "
@@ -91,7 +95,7 @@ def _table(number: int, paper: dict[str, Any], runs: Sequence[dict[str, Any]]) -
     rows = []
     for printed in paper["rows"]:
         usual = _row_of_paper(printed, network)
-        for row in _variants(usual, mine, {size for _, size in columns}):
+        for row in _variants(usual, mine, {column.train_size for column in columns}):
             detector = printed.get("detector")
             label = row.label(network) + (f", by {detector}" if detector else "")
             comparisons = tuple(
@@ -100,10 +104,10 @@ def _table(number: int, paper: dict[str, Any], runs: Sequence[dict[str, Any]]) -
                     _our_values(mine, row, size, metric, detector),
                     _DIGITS[metric],
                 )
-                for metric, size in columns
+                for _, metric, size in columns
             )
-            rows.append((label, comparisons))
-    return Table(title, headings, tuple(rows))
+            rows.append(TableRow(label, printed["method"], comparisons))
+    return Table(title, paper["network"], tuple(columns), tuple(rows))
 
 
 def _row_of_paper(printed: dict[str, Any], network: str) -> Row:
@@ -119,7 +123,8 @@ def _row_of_paper(printed: dict[str, Any], network: str) -> Row:
     )
 
 
-def _row_of_run(run: dict[str, Any]) -> Row:
+def row_of_run(run: dict[str, Any]) -> Row:
+    """The row a record belongs to."""
     return Row(
         run["method"],
         run["beta"],
@@ -132,7 +137,7 @@ def _row_of_run(run: dict[str, Any]) -> Row:
 
 def _variants(usual: Row, runs: Iterable[dict[str, Any]], sizes: set[int]) -> list[Row]:
     """The paper's row, and ours of other length or Jacobian."""
-    found = {_row_of_run(run) for run in runs if run["train_size"] in sizes}
+    found = {row_of_run(run) for run in runs if run["train_size"] in sizes}
     others = {row for row in found if row[:4] == usual[:4]} - {usual}
     return [usual, *sorted(others, key=lambda row: (row.batch_stats or "", row.steps))]
 
@@ -149,7 +154,7 @@ def _our_values(
 ) -> tuple[float, ...]:
     values = []
     for run in runs:
-        if run["train_size"] != size or _row_of_run(run) != row:
+        if run["train_size"] != size or row_of_run(run) != row:
             continue
         if metric == "accuracy":
             values.append(100 * run["accuracy"])

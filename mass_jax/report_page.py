@@ -1,11 +1,12 @@
-"""The HTML of a report: escaping by type, tables, figures, one stylesheet, no scripts.
+"""The HTML of a report: escaping by type, tables, figures, one stylesheet.
 
 Text becomes `Html` only by being escaped (`text`) or by being written in this package, so
 what a file says can never become markup. The page asks for nothing from the network, and
-its content security policy forbids scripts altogether.
+its content security policy forbids every script but the one it was made with, if any.
 """
 
 import base64
+import hashlib
 import html
 from collections.abc import Iterable, Sequence
 
@@ -154,21 +155,33 @@ def picture(png: bytes, alt: str, caption: object = "") -> Html:
     return element("figure", joined([image, below]))
 
 
-def page(title: str, body: Iterable[object]) -> str:
-    """The whole document."""
+def page(title: str, body: Iterable[object], style: str = "", script: str = "") -> str:
+    """The whole document.
+
+    Args:
+      title: of the window.
+      body: its parts, one after the other.
+      style: added to the common stylesheet.
+      script: the only one that may run, known to the browser by its digest; none by default.
+    """
+    policy, ending = _POLICY, Html("")
+    if script:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+        ending = Html(f"<script>{script}</script>")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{text(title)}</title>
-<style>{_STYLE}</style>
+<style>{_STYLE}{style}</style>
 </head>
 <body>
 <main>
 {joined(body)}
 </main>
-</body>
+{ending}</body>
 </html>
 """

@@ -63,6 +63,20 @@ def locked(workdir: Path) -> Iterator[None]:
         yield
 
 
+def is_locked(workdir: Path) -> bool:
+    """Whether a process is writing to the directory."""
+    try:
+        stream = (workdir / _LOCK).open("a+")
+    except OSError:
+        return False  # nobody was ever there, or it is not ours to write to
+    with stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
 def check_free_space(workdir: Path, bytes_needed: int) -> None:
     """Refuses to start where two checkpoints would not fit.
 

@@ -29,7 +29,7 @@ EVIL = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>"
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "input"}
 
 
 class Page(HTMLParser):

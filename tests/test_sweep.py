@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from experiments import cells, cost, sweep
+from experiments import cells, cost, running, sweep
 from mass_jax.config import config_hash
 
 SHORT = ["--network=small_mlp", "--train_sizes=2500", "--seeds=0", "--regularised=no"]
@@ -41,7 +41,7 @@ def stand_in(monkeypatch, tmp_path):
         value = "fail" if cell.method == "vib" else config_hash(cell.config())
         return [sys.executable, str(script), str(workdir), value, "0"]
 
-    monkeypatch.setattr(sweep, "command", command)
+    monkeypatch.setattr(running, "command", command)
 
 
 def arguments(tmp_path):
@@ -105,12 +105,24 @@ def test_time_limit_ends_the_sweep(stand_in, tmp_path, capsys):
     """Oracle: no minutes, no runs."""
     assert sweep.main([*arguments(tmp_path), "--max_minutes=0"]) == 0
     assert "0 minutes are over" in capsys.readouterr().out
-    assert not (tmp_path / "work").exists()
+    assert not list((tmp_path / "work").glob("*/starts"))
 
 
 def test_nothing_to_run_is_an_error(tmp_path, capsys):
     assert sweep.main([*arguments(tmp_path), "--betas=7"]) == 2
     assert "no cell" in capsys.readouterr().err
+
+
+def test_a_reader_who_has_enough_is_no_error():
+    """Oracle: what ``| head`` does to a program: a pipe without a reader, and silence."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.sweep", "--network=small_mlp", "--dry_run"],
+        cwd=cells.HERE.parent, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
 def test_costs_follow_the_benchmark_and_the_machine(monkeypatch, tmp_path):

@@ -56,8 +56,8 @@ def test_all_numbers_of_the_paper_are_there():
     numbers = [
         number
         for table in made
-        for _, comparisons in table.rows
-        for pair in comparisons
+        for row in table.rows
+        for pair in row.comparisons
         for number in pair.paper or ()
     ]
     assert len(numbers) == 2 * 1014
@@ -95,7 +95,7 @@ def test_detectors_do_not_mix():
 def test_other_lengths_and_jacobians_have_rows_of_their_own():
     """Oracle: they must not enter the paper's row."""
     made = tables.all_tables([run(0.3, steps=2000), run(0.31, batch_stats="frozen")])
-    labels = [label for label, _ in made[0].rows]
+    labels = [row.label for row in made[0].rows]
     assert "MASS, beta=0.001, 2,000 steps" in labels
     assert "MASS, beta=0.001, frozen Jacobian" in labels
     usual = numbers_of(made, "Table 1.", "MASS, beta=0.001", "2,500 examples, accuracy %")
