@@ -137,6 +137,8 @@ def environment() -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None  # an installed wheel, maybe inside somebody else's repository
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "HEAD"],
@@ -146,5 +148,5 @@ def _git_commit() -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return None  # an installed wheel, or no git
+        return None  # no git
     return done.stdout.strip()
