@@ -42,6 +42,12 @@ def fit_class_mixtures(
     Returns:
       A mixture with leading axes ``[K, M]``, in JAX's default float dtype.
 
+    Example:
+      >>> import numpy as np
+      >>> z, labels = np.array([[0.0], [2.0], [10.0], [14.0]]), np.array([0, 0, 1, 1])
+      >>> [f"{mean:.3f}" for mean in fit_class_mixtures(z, labels, 2, 1).means.ravel()]
+      ['1.000', '12.000']
+
     References:
       MASS, arXiv:1905.07822, section 5.2 and supplement: the density detector
       of SoftmaxCE; the authors' ``MLE_from_training_data`` initialisation.

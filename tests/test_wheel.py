@@ -39,7 +39,7 @@ class Installed(NamedTuple):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -55,7 +55,7 @@ def installed(tmp_path_factory):
         )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, scratch / "source")
-    quietly = {"check": True, "capture_output": True, "text": True, "timeout": 120}
+    quietly = {"check": True, "capture_output": True, "text": True, "timeout": 600}
     build = ["build", "--wheel", "--no-isolation", f"--outdir={scratch}", scratch / "source"]
     subprocess.run([sys.executable, "-m", *build], **quietly)
     (wheel,) = scratch.glob("*.whl")
