@@ -131,7 +131,9 @@ def _entry(module: ModuleType, name: str, found: Any) -> str:
     if not (inspect.isclass(found) or callable(found)):
         return f"{title}\n\nThe value `{found!r}`."
     source = Path(inspect.getsourcefile(inspect.unwrap(found)) or "").relative_to(PAGE.parent)
-    parts = [title, f"```python\n{signature(name, inspect.unwrap(found))}\n```"]
+    parts = [title]
+    if not getattr(found, "_is_protocol", False):  # nobody makes one
+        parts.append(f"```python\n{signature(name, inspect.unwrap(found))}\n```")
     parts += [as_markdown(found.__doc__), f"[{source}]({source})"]
     if inspect.isclass(found):
         for method, member in _methods(found):

@@ -8,6 +8,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from mass_jax.gaussian_mixture import GaussianMixture
+from mass_jax.progress import track
 
 
 def fit_class_mixtures(
@@ -82,7 +83,7 @@ def fit_class_mixtures(
             max_iterations,
             relative_floor,
         )
-        for k in range(num_classes)
+        for k in track(range(num_classes), "fitting a mixture per class")
     ]
     logits, means, scales = (np.stack(part) for part in zip(*fitted, strict=True))
     return GaussianMixture(
