@@ -1,6 +1,7 @@
 """Command-line options of `mass_jax.main`: flags, config file, field overrides."""
 
 import argparse
+import difflib
 import importlib.util
 import sys
 from pathlib import Path
@@ -34,7 +35,19 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
                 raise ConfigError(f"{argument}: needs a value, as in {argument}=VALUE")
             value = following
         overrides[name.partition("config.")[2]] = value
-    return parser().parse_args(plain), overrides
+    flags, unknown = parser().parse_known_args(plain)
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such flag; {_nearest(unknown[0])}")
+    return flags, overrides
+
+
+def _nearest(flag: str) -> str:
+    """What somebody may have meant; most forget that fields are ``--config.FIELD``."""
+    name = flag.lstrip("-").partition("=")[0]
+    fields = [key for key in configuration.SCHEMA if key.rpartition(".")[2] == name]
+    known = [option[2:] for action in parser()._actions for option in action.option_strings]
+    near = [f"config.{key}" for key in fields] or difflib.get_close_matches(name, known, n=1)
+    return f"did you mean --{near[0]}?" if near else "--help lists all"
 
 
 def parser() -> argparse.ArgumentParser:
