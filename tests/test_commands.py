@@ -36,7 +36,7 @@ BAD = [
     ("experiments.figure1", ["--out_dir=taken"], "--out_dir=taken"),
     ("experiments.figure2", ["--seeds=a"], "config.seed"),
     ("experiments.figure2", ["--steps=-1"], "config.steps"),
-    ("experiments.figure2", ["--data_dir=absent"], "is not prepared in absent"),
+    ("experiments.figure2", ["--data_dir=absent"], "absent: with a network"),
     ("experiments.figure2", ["--plot_only", "--results=none"], "without --plot_only"),
     ("experiments.sweep", ["--network=small_mlp", "--seeds=99"], "no cell"),
     ("mass_jax.data.prepare", ["cifar10", "--from=none.npz"], "no such file"),
