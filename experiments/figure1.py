@@ -8,8 +8,10 @@ the tent map forgets which half ``x`` came from: ``C(X, f2(X)) = H(X) - log 2``.
 writes figure1.png and figure1.pdf and prints both CDIs (arXiv:1905.07822, Eq. (1)).
 """
 
+import argparse
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,13 +19,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mass_jax import conserved_differential_information
-
-OUT_DIR = flags.DEFINE_string("out_dir", "runs/figure1", "Directory of the figure.")
 
 NUM_DRAWS = 20_000
 LEVEL = 0.7  # the output whose preimages are marked
@@ -96,9 +95,11 @@ def draw_figure(draws: jax.Array, estimates: list[float]) -> Figure:
     return figure
 
 
-def main(_: list[str]) -> None:
-    logging.set_verbosity(logging.WARNING)  # JAX tells of every accelerator it did not find
-    out_dir = Path(OUT_DIR.value)
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.figure1", description=__doc__)
+    parser.add_argument("--out_dir", type=Path, default=Path("runs/figure1"), help="of the figure")
+    out_dir = parser.parse_args(argv).out_dir
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         draws = jax.random.uniform(jax.random.key(0), (NUM_DRAWS, 1))
@@ -112,8 +113,10 @@ def main(_: list[str]) -> None:
             figure.savefig(path, dpi=200)
             print(path)
     except OSError as error:
-        raise SystemExit(f"cannot write to --out_dir={out_dir}: {error.strerror}") from None
+        print(f"error: cannot write to --out_dir={out_dir}: {error.strerror}", file=sys.stderr)
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    app.run(main)
+    sys.exit(main())

@@ -9,6 +9,7 @@ Runs resume; each finished one becomes a file in ``experiments/results/``; with
 
 import argparse
 import json
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +23,8 @@ from ml_collections import ConfigDict
 
 from experiments.cells import RESULTS
 from mass_jax import checkpoint, gaussian_mixture
-from mass_jax.config import apply_overrides, as_command, config_hash, resolve
-from mass_jax.data import Dataset, load_dataset, normalise
+from mass_jax.config import ConfigError, apply_overrides, as_command, config_hash, resolve
+from mass_jax.data import DataError, Dataset, load_dataset, normalise
 from mass_jax.evaluation import make_representer
 from mass_jax.experiment import Experiment, make_experiment
 from mass_jax.information import mass_loss_terms
@@ -31,8 +32,10 @@ from mass_jax.jacobian import half_log_det_jjt
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
 from mass_jax.options import CONFIG_DIR, load_config
+from mass_jax.progress import track
 from mass_jax.run_log import environment, write_atomically
-from mass_jax.training import CHECKPOINTS, train
+from mass_jax.signals import Interrupted
+from mass_jax.training import CHECKPOINTS, TrainingDiverged, train
 from mass_jax.workdir import locked
 
 METHODS = {"softmax_ce": "SoftmaxCE", "mass": "MASS"}
@@ -59,20 +62,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--out", type=Path, default=Path("runs/figure2/figure2.png"))
     parser.add_argument("--plot_only", action="store_true", help="only draw what was run")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the results")
     options = parser.parse_args(argv)
-    if not options.plot_only:
-        for seed in options.seeds.split(","):
-            for method in METHODS:
-                _run(method, seed, options)
-    runs = records(options.results)
-    if not runs:
-        print(
-            f"error: no figure2-*.json in {options.results}; run without --plot_only",
-            file=sys.stderr,
-        )
+    logging.basicConfig(
+        format="%(message)s", level=logging.WARNING if options.quiet else logging.INFO
+    )
+    logging.getLogger("jax").setLevel(logging.WARNING)
+    try:
+        if not options.plot_only:
+            for seed in options.seeds.split(","):
+                for method in METHODS:
+                    _run(method, seed, options)
+        runs = records(options.results)
+        if not runs:
+            raise FileNotFoundError(
+                f"no figure2-*.json in {options.results}; run without --plot_only"
+            )
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        draw(runs).savefig(options.out, dpi=150)
+    except (ConfigError, DataError, checkpoint.CheckpointError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    draw(runs).savefig(options.out, dpi=150)
+    except TrainingDiverged as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except Interrupted as error:
+        print(error, file=sys.stderr)
+        return 128 + error.signum
     print(options.out)
     return 0
 
@@ -93,7 +109,7 @@ def _run(method: str, seed: str, options: argparse.Namespace) -> None:
     dataset = load_dataset(config.data.name, config.data.dir, tuple(config.data.ood))
     workdir = options.workdir / name
     with locked(workdir):
-        train(config, dataset, workdir)
+        train(config, dataset, workdir, quiet=options.quiet)
     curves = estimate(config, dataset, workdir)
     made = {"method": method, "hash": config_hash(config), "made_by": as_command(config)}
     options.results.mkdir(parents=True, exist_ok=True)
@@ -106,14 +122,15 @@ def estimate(config: ConfigDict, dataset: Dataset, workdir: Path) -> dict[str, l
     experiment = make_experiment(config, dataset)
     template = experiment.initial_state()
     curves: dict[str, list[float]] = {name: [] for name in ("step", *TERMS)}
-    for step in sorted(checkpoint.steps(workdir / CHECKPOINTS)):
+    for step in track(sorted(checkpoint.steps(workdir / CHECKPOINTS)), "estimating the terms"):
         found = checkpoint.restore(workdir / CHECKPOINTS, step)
         params = checkpoint.into_tree(template, found.arrays).params
         params = jax.tree.map(jnp.asarray, params)
         point = _terms(config, experiment, dataset, params)
         for name, value in {"step": float(step), **point}.items():
             curves[name].append(value)
-        print(f"step {step:,}: " + ", ".join(f"{k} {v:.3f}" for k, v in point.items()), flush=True)
+        shown = ", ".join(f"{name} {value:.3f}" for name, value in point.items())
+        logging.info("step %s: %s", f"{step:,}", shown)
     return curves
 
 

@@ -17,6 +17,7 @@ from mass_jax.metrics import classification_metrics, detection_metrics
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
 from mass_jax.predictions import SplitPredictions
+from mass_jax.progress import track
 
 
 class Predictions(NamedTuple):
@@ -34,10 +35,13 @@ class Predictions(NamedTuple):
 Evaluate = Callable[[ModelParams, np.ndarray, Normalisation], Any]
 
 
-def make_predictor(method: Method, key: jax.Array, batch_size: int) -> Evaluate:
+def make_predictor(
+    method: Method, key: jax.Array, batch_size: int, what: str | None = None
+) -> Evaluate:
     """``predict(params, images, normalisation)``: `Predictions` for ``images`` ``[N, ...]``.
 
-    Randomness depends on an example's row, so nothing depends on the batch size.
+    Randomness depends on an example's row, so nothing depends on the batch size. Progress is
+    shown under the name ``what``.
     """
 
     def predict(params: ModelParams, images: jax.Array, rows: jax.Array) -> Predictions:
@@ -46,15 +50,15 @@ def make_predictor(method: Method, key: jax.Array, batch_size: int) -> Evaluate:
             method.log_probs(params, images, keys), method.ood_scores(params, images, keys)
         )
 
-    return _over_split(predict, batch_size)
+    return _over_split(predict, batch_size, what)
 
 
-def make_representer(batch_size: int) -> Evaluate:
+def make_representer(batch_size: int, what: str | None = None) -> Evaluate:
     """``represent(params, images, normalisation)``: network outputs ``[N, R]``."""
-    return _over_split(lambda params, images, rows: params.representation(images), batch_size)
+    return _over_split(lambda params, images, rows: params.representation(images), batch_size, what)
 
 
-def _over_split(per_batch: Callable[..., Any], batch_size: int) -> Evaluate:
+def _over_split(per_batch: Callable[..., Any], batch_size: int, what: str | None) -> Evaluate:
     @jax.jit
     def compiled(
         params: ModelParams, images: jax.Array, rows: jax.Array, normalisation: Normalisation
@@ -64,7 +68,8 @@ def _over_split(per_batch: Callable[..., Any], batch_size: int) -> Evaluate:
     def over_split(params: ModelParams, images: np.ndarray, normalisation: Normalisation) -> Any:
         parts = []
         size = min(batch_size, len(images))
-        for rows, mask in evaluation_batches(len(images), size):
+        batches = list(evaluation_batches(len(images), size))
+        for rows, mask in batches if what is None else track(batches, what):
             outputs = compiled(params, jnp.asarray(images[rows]), jnp.asarray(rows), normalisation)
             parts.append(jax.tree.map(lambda leaf: np.asarray(leaf)[mask], outputs))  # noqa: B023
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
@@ -93,7 +98,9 @@ def evaluate_run(
     """
     if config.method == "softmax_ce":
         params = with_fitted_density(config, experiment, dataset, params)
-    predict = make_predictor(experiment.method, experiment.keys.evaluation, config.eval_batch_size)
+    predict = make_predictor(
+        experiment.method, experiment.keys.evaluation, config.eval_batch_size, "evaluating"
+    )
     inside = predict(params, dataset.test.images, dataset.normalisation)
     results: dict[str, Any] = classification_metrics(inside.log_probs, dataset.test.labels)
     results["ood"] = {}
@@ -116,7 +123,7 @@ def with_fitted_density(
 ) -> ModelParams:
     """SoftmaxCE with class mixtures fitted to its outputs on training data."""
     rows = experiment.subset.train[: config.density_examples]
-    represent = make_representer(config.eval_batch_size)
+    represent = make_representer(config.eval_batch_size, "outputs of the training examples")
     outputs = represent(params, dataset.train.images[rows], dataset.normalisation)
     q = fit_class_mixtures(
         outputs, dataset.train.labels[rows], dataset.num_classes, config.density_components

@@ -33,6 +33,13 @@ class Fitted:
       num_classes: ``K``.
       normalisation: of inputs.
       workdir: where logs and checkpoints are; a temporary one lives as long as this object.
+
+    Example:
+      >>> import flax.linen as nn, mass_jax, numpy as np
+      >>> x = np.random.default_rng(0).normal(size=(80, 3))
+      >>> fitted = mass_jax.fit(nn.Dense(2), x, (x[:, 0] > 0).astype(int), steps=1, quiet=True)
+      >>> sorted(fitted.ood_scores(x))
+      ['entropy', 'max_log_q']
     """
 
     params: ModelParams
@@ -116,6 +123,14 @@ def load_fitted(path: str | Path, network: Any = None, params: Any = None) -> Fi
     Returns:
       As `mass_jax.fit` returned it, but for a SoftmaxCE run, whose density is fitted to
       training data: without them, ``ood_scores`` has ``entropy`` only.
+
+    Example:
+      >>> import flax.linen as nn, mass_jax, numpy as np
+      >>> x = np.random.default_rng(0).normal(size=(80, 3))
+      >>> fitted = mass_jax.fit(nn.Dense(2), x, (x[:, 0] > 0).astype(int), steps=1, quiet=True)
+      >>> again = load_fitted(fitted.workdir, network=nn.Dense(2))
+      >>> np.array_equal(again.predict_proba(x), fitted.predict_proba(x))
+      True
     """
     run = read_run(path)
     if run.normalisation is None:

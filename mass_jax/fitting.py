@@ -82,6 +82,9 @@ def fit(
         ``optimizer.decay_epochs`` says so.
       quiet: no progress.
 
+    Returns:
+      The trained model with its results; it predicts from inputs as they are.
+
     Raises:
       ConfigError, DataError: one line, before anything is trained.
       Interrupted: by a signal, after a checkpoint; the same call goes on from there.

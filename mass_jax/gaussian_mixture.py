@@ -25,6 +25,15 @@ class GaussianMixture(NamedTuple):
       scale_tril: ``[..., M, R, R]``, the covariance is ``L L^T`` with ``L`` the
         lower triangle. The diagonal may have either sign: the covariance does
         not care, and the density takes its absolute value.
+
+    Example: one mixture of two components in three dimensions.
+      >>> import jax.numpy as jnp
+      >>> q = GaussianMixture(jnp.zeros(2), jnp.zeros((2, 3)), jnp.stack([jnp.eye(3)] * 2))
+      >>> log_prob(q, jnp.zeros((5, 3))).shape
+      (5,)
+
+    References:
+      MASS, arXiv:1905.07822, section 3.1.
     """
 
     logits: jax.Array

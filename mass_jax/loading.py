@@ -59,6 +59,13 @@ def load(path: str | Path, network: Any = None, params: Any = None) -> ModelPara
       has no mixtures: fit some with `mass_jax.fit_class_mixtures`. To predict from inputs as
       they are, see `mass_jax.load_fitted`.
 
+    Example:
+      >>> import flax.linen as nn, mass_jax, numpy as np
+      >>> x = np.random.default_rng(0).normal(size=(80, 3))
+      >>> fitted = mass_jax.fit(nn.Dense(2), x, (x[:, 0] > 0).astype(int), steps=1, quiet=True)
+      >>> load(fitted.workdir, nn.Dense(2)).q.means.shape  # classes, components, representation
+      (2, 4, 2)
+
     Raises:
       CheckpointError, ArchiveError: one line, if there is nothing good to load.
     """

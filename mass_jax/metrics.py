@@ -8,6 +8,19 @@ out-of-distribution scores everywhere: higher = more out-of-distribution.
 import numpy as np
 from numpy.typing import ArrayLike
 
+__all__ = [
+    "adaptive_calibration_error",
+    "average_precision",
+    "classification_metrics",
+    "detection_metrics",
+    "entropies",
+    "expected_calibration_error",
+    "reliability_bins",
+    "risk_coverage_curve",
+    "roc_curve",
+    "selective_risk",
+]
+
 NUM_CALIBRATION_BINS = 15
 
 
@@ -61,7 +74,18 @@ def classification_metrics(log_probs: ArrayLike, labels: ArrayLike) -> dict[str,
 
 
 def entropies(log_probs: np.ndarray) -> np.ndarray:
-    """Predictive entropy of each row in nats, ``0 log 0 = 0``: ``[N, K] -> [N]``."""
+    """Predictive entropy of each row in nats, ``0 log 0 = 0``.
+
+    Args:
+      log_probs: ``[N, K]``, natural logarithms.
+
+    Returns:
+      ``[N]``.
+
+    Example:
+      >>> entropies(np.array([[0.0, -np.inf], [np.log(0.5), np.log(0.5)]])).round(3).tolist()
+      [-0.0, 0.693]
+    """
     probs = np.exp(log_probs)
     return -np.sum(np.where(probs > 0, probs * np.where(probs > 0, log_probs, 0.0), 0.0), axis=-1)
 
@@ -78,6 +102,11 @@ def reliability_bins(
 
     Returns:
       ``count``, summed ``confidence`` and summed ``correct`` per bin ``[num_bins]``.
+
+    Example:
+      >>> bins = reliability_bins(np.array([0.6, 0.9, 1.0]), np.array([True, False, True]), 2)
+      >>> bins["count"].tolist(), bins["correct"].tolist()
+      ([0, 3], [0.0, 2.0])
     """
     which = np.minimum((np.asarray(confidence) * num_bins).astype(int), num_bins - 1)
     return {
@@ -90,7 +119,18 @@ def reliability_bins(
 def expected_calibration_error(
     confidence: np.ndarray, correct: np.ndarray, num_bins: int = NUM_CALIBRATION_BINS
 ) -> float:
-    """``sum_bins share * |accuracy - mean confidence|`` over equal-width bins."""
+    """``sum_bins share * |accuracy - mean confidence|`` over equal-width bins.
+
+    Args:
+      confidence, correct, num_bins: as in `reliability_bins`.
+
+    Returns:
+      A number in ``[0, 1]``.
+
+    Example: always sure, right half of the time.
+      >>> expected_calibration_error(np.ones(2), np.array([True, False]))
+      0.5
+    """
     bins = reliability_bins(confidence, correct, num_bins)
     return float(np.sum(np.abs(bins["correct"] - bins["confidence"])) / len(confidence))
 
@@ -98,7 +138,18 @@ def expected_calibration_error(
 def adaptive_calibration_error(
     confidence: np.ndarray, correct: np.ndarray, num_bins: int = NUM_CALIBRATION_BINS
 ) -> float:
-    """`expected_calibration_error` over bins of (nearly) equal mass."""
+    """`expected_calibration_error` over bins of (nearly) equal mass.
+
+    Args:
+      confidence, correct, num_bins: as in `reliability_bins`.
+
+    Returns:
+      A number in ``[0, 1]``.
+
+    Example:
+      >>> adaptive_calibration_error(np.ones(2), np.array([True, False]), num_bins=1)
+      0.5
+    """
     order = np.argsort(confidence, kind="stable")
     hits = _average_over_ties(confidence, np.asarray(correct, float))
     gaps = (hits - confidence)[order]
@@ -108,8 +159,15 @@ def adaptive_calibration_error(
 def selective_risk(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
     """Area under the risk-coverage curve, and its excess over the best possible.
 
+    Args:
+      confidence, correct: as in `risk_coverage_curve`.
+
     Returns:
       ``aurc`` and ``e_aurc``.
+
+    Example: the error is the least confident: nothing is better.
+      >>> selective_risk(np.array([0.9, 0.6]), np.array([True, False]))
+      {'aurc': 0.25, 'e_aurc': 0.0}
     """
     _, risk = risk_coverage_curve(confidence, correct)
     wrong = np.sort(~np.asarray(correct, bool))  # a perfect ranking leaves errors for last
@@ -129,6 +187,11 @@ def risk_coverage_curve(
     Returns:
       Coverage ``1/N ... 1`` and risk, both ``[N]``. Equally confident examples
       share their errors evenly.
+
+    Example:
+      >>> coverage, risk = risk_coverage_curve(np.array([0.9, 0.6]), np.array([True, False]))
+      >>> coverage.tolist(), risk.tolist()
+      ([0.5, 1.0], [0.0, 0.5])
     """
     errors = _average_over_ties(confidence, 1.0 - np.asarray(correct, float))
     kept = np.arange(1, len(errors) + 1)
@@ -179,7 +242,20 @@ def detection_metrics(scores_in: ArrayLike, scores_out: ArrayLike) -> dict[str, 
 
 
 def roc_curve(positive: np.ndarray, negative: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """False and true positive rates at every threshold, from ``(0, 0)`` to ``(1, 1)``."""
+    """False and true positive rates at every threshold, from ``(0, 0)`` to ``(1, 1)``.
+
+    Args:
+      positive: ``[N]``, scores that should be high.
+      negative: ``[M]``, scores that should be low.
+
+    Returns:
+      Both rates, one entry more than there are distinct scores.
+
+    Example:
+      >>> false_rate, true_rate = roc_curve(np.array([2.0]), np.array([1.0]))
+      >>> false_rate.tolist(), true_rate.tolist()
+      ([0.0, 0.0, 1.0], [0.0, 1.0, 1.0])
+    """
     hits, alarms = _counts_above(positive, negative)
     return (
         np.concatenate([[0.0], alarms / len(negative)]),
@@ -188,7 +264,19 @@ def roc_curve(positive: np.ndarray, negative: np.ndarray) -> tuple[np.ndarray, n
 
 
 def average_precision(positive: np.ndarray, negative: np.ndarray) -> float:
-    """``sum_t (recall_t - recall_{t-1}) precision_t``, thresholds falling."""
+    """``sum_t (recall_t - recall_{t-1}) precision_t``, thresholds falling.
+
+    Args:
+      positive: ``[N]``, scores that should be high.
+      negative: ``[M]``, scores that should be low.
+
+    Returns:
+      A number in ``[0, 1]``.
+
+    Example:
+      >>> average_precision(np.array([3.0, 1.0]), np.array([2.0, 0.0]))  # 1/2 1 + 1/2 2/3
+      0.8333333333333333
+    """
     hits, alarms = _counts_above(positive, negative)
     recall_steps = np.diff(hits, prepend=0) / len(positive)
     return float(np.sum(recall_steps * hits / (hits + alarms)))

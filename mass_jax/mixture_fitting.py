@@ -8,6 +8,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from mass_jax.gaussian_mixture import GaussianMixture
+from mass_jax.progress import track
 
 
 def fit_class_mixtures(
@@ -41,6 +42,12 @@ def fit_class_mixtures(
 
     Returns:
       A mixture with leading axes ``[K, M]``, in JAX's default float dtype.
+
+    Example:
+      >>> import numpy as np
+      >>> z, labels = np.array([[0.0], [2.0], [10.0], [14.0]]), np.array([0, 0, 1, 1])
+      >>> [f"{mean:.3f}" for mean in fit_class_mixtures(z, labels, 2, 1).means.ravel()]
+      ['1.000', '12.000']
 
     References:
       MASS, arXiv:1905.07822, section 5.2 and supplement: the density detector
@@ -76,7 +83,7 @@ def fit_class_mixtures(
             max_iterations,
             relative_floor,
         )
-        for k in range(num_classes)
+        for k in track(range(num_classes), "fitting a mixture per class")
     ]
     logits, means, scales = (np.stack(part) for part in zip(*fitted, strict=True))
     return GaussianMixture(

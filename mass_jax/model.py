@@ -21,6 +21,13 @@ class ModelParams(struct.PyTreeNode):
         and marginal of VIB, nothing for SoftmaxCE until a density is fitted.
       batch_stats: running BatchNorm statistics; state, not trained.
       module: the Flax module of ``f``, or your own network wrapped; not a leaf.
+
+    Example:
+      >>> import jax, mass_jax
+      >>> key = jax.random.key(0)
+      >>> params = mass_jax.init(key, input_shape=(8, 8, 1), representation_dim=4)
+      >>> params.representation(jax.numpy.ones((2, 8, 8, 1))).shape
+      (2, 4)
     """
 
     network: PyTree

@@ -12,18 +12,42 @@ example meets the same dropout mask on one device or on eight.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from mass_jax.convolution import conv3x3, conv3x3_closed
+from mass_jax.layers import (
+    EVALUATION,
+    KAIMING_NORMAL,
+    BatchNorm,
+    Conv3x3,
+    Dropout,
+    Linear,
+    TrainContext,
+)
+
+__all__ = [
+    "EVALUATION",
+    "NETWORKS",
+    "BatchNorm",
+    "Dropout",
+    "Linear",
+    "Network",
+    "ResNet20",
+    "SmallMLP",
+    "TrainContext",
+    "apply",
+    "apply_train",
+    "init_variables",
+    "make_network",
+    "update_running",
+]
 
 PyTree = Any
 Variables = dict[str, Any]
 
-BATCH_NORM_EPSILON = 1e-5
 BATCH_NORM_MOMENTUM = 0.1  # weight of the new value in the running estimate, as in PyTorch
 
 
@@ -39,130 +63,6 @@ class Network(Protocol):
     def apply(self, variables: Any, /, *args: Any, mutable: Any = False) -> Any: ...
 
 
-class TrainContext(NamedTuple):
-    """What a training-mode forward pass needs beside the batch.
-
-    Attributes:
-      keys: ``[B]`` PRNG keys, one per example; ``None`` switches dropout off.
-      weights: ``[B]`` zeros and ones; rows of weight zero are padding and do
-        not enter batch statistics. ``None`` counts every row.
-      axis_name: device axis over which batch statistics are synchronised.
-      use_batch_moments: normalise by the moments of the batch, not by given
-        statistics.
-      step: of training, for what happens only now and then.
-      shift: ``[B, width]``, added to what a dense first layer gives; its derivative
-        is the Jacobian behind that layer.
-      reverse_only: the result will be differentiated in reverse mode only, which
-        lets convolutions use rules that are faster on CPUs.
-    """
-
-    keys: jax.Array | None = None
-    weights: jax.Array | None = None
-    axis_name: str | None = None
-    use_batch_moments: bool = True
-    step: jax.Array | None = None
-    shift: jax.Array | None = None
-    reverse_only: bool = False
-
-
-EVALUATION = TrainContext(use_batch_moments=False)
-
-
-class BatchNorm(nn.Module):
-    """BatchNorm whose batch statistics are data: given, or computed and returned.
-
-    As its context says, normalises by the (weighted, device-synchronised) moments
-    of the batch and stores them in the ``batch_moments`` collection, or uses the
-    ``batch_stats`` collection. Both hold a ``mean`` and a ``var``.
-    """
-
-    @nn.compact
-    def __call__(self, x: jax.Array, context: TrainContext) -> jax.Array:
-        features = x.shape[-1]
-        scale = self.param("scale", nn.initializers.ones, (features,))
-        bias = self.param("bias", nn.initializers.zeros, (features,))
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, (features,))
-        running_var = self.variable("batch_stats", "var", jnp.ones, (features,))
-        if context.use_batch_moments:
-            mean, var, count = _batch_moments(x, context)
-            for name, value in (("mean", mean), ("var", var), ("count", count)):
-                self.put_variable("batch_moments", name, value)
-        else:
-            mean, var = running_mean.value, running_var.value
-        multiplier = scale * jax.lax.rsqrt(var + BATCH_NORM_EPSILON)
-        # Centring before scaling keeps precision when |mean| >> sqrt(var).
-        centred = x - _as_row(mean.astype(x.dtype), x.ndim)
-        return centred * _as_row(multiplier.astype(x.dtype), x.ndim) + _as_row(
-            bias.astype(x.dtype), x.ndim
-        )
-
-
-def _batch_moments(x: jax.Array, context: TrainContext) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean, biased variance and count over all axes but the last."""
-    rows = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(x.shape[0], -1, x.shape[-1])
-    weights = jnp.ones(x.shape[0]) if context.weights is None else context.weights
-    weights = weights.astype(rows.dtype)
-    count = _sum_over_devices(jnp.sum(weights), context.axis_name) * rows.shape[1]
-    # An all-padding batch has no statistics; dividing by one keeps it finite.
-    divisor = jnp.maximum(count, 1.0)
-    if context.weights is None and context.axis_name is None:
-        mean = jnp.mean(rows, axis=(0, 1))
-        return mean, jnp.mean(jnp.square(rows - _as_row(mean, 3)), axis=(0, 1)), count
-    total = jnp.einsum("b,bpc->c", weights, rows)
-    mean = _sum_over_devices(total, context.axis_name) / divisor
-    deviation = jnp.einsum("b,bpc->c", weights, jnp.square(rows - _as_row(mean, 3)))
-    return mean, _sum_over_devices(deviation, context.axis_name) / divisor, count
-
-
-def _sum_over_devices(value: jax.Array, axis_name: str | None) -> jax.Array:
-    return value if axis_name is None else jax.lax.psum(value, axis_name)
-
-
-def _as_row(vector: jax.Array, ndim: int) -> jax.Array:
-    return vector.reshape((1,) * (ndim - 1) + vector.shape)
-
-
-class Dropout(nn.Module):
-    """Dropout with one key per example; ``index`` separates the layers."""
-
-    rate: float
-    index: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array, context: TrainContext) -> jax.Array:
-        if context.keys is None or self.rate == 0.0:
-            return x
-        keep = 1.0 - self.rate
-
-        def mask(key: jax.Array) -> jax.Array:
-            return jax.random.bernoulli(jax.random.fold_in(key, self.index), keep, x.shape[1:])
-
-        return jnp.where(jax.vmap(mask)(context.keys), x / keep, 0.0)
-
-
-def _uniform_fan_in(key: jax.Array, shape: Sequence[int], dtype: Any, fan_in: int) -> jax.Array:
-    bound = fan_in**-0.5
-    return jax.random.uniform(key, shape, dtype, minval=-bound, maxval=bound)
-
-
-class Linear(nn.Module):
-    """Affine layer starting from PyTorch's default, uniform in +-1/sqrt(fan_in)."""
-
-    features: int
-    kernel_init: Callable[..., jax.Array] | None = None
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        fan_in = x.shape[-1]
-
-        def uniform(key: jax.Array, shape: Sequence[int], dtype: Any = float) -> jax.Array:
-            return _uniform_fan_in(key, shape, dtype, fan_in)
-
-        kernel = self.param("kernel", self.kernel_init or uniform, (fan_in, self.features))
-        bias = self.param("bias", uniform, (self.features,))
-        return x @ kernel.astype(x.dtype) + _as_row(bias.astype(x.dtype), x.ndim)
-
-
 class SmallMLP(nn.Module):
     """Two hidden layers of 400 and 200 elu units, BatchNorm before each.
 
@@ -173,6 +73,13 @@ class SmallMLP(nn.Module):
       dropout_rate: after each nonlinearity, in training.
       batch_norm: the paper's Figure 2 goes without.
       dtype: of the computation; parameters stay float32 and so does the output.
+
+    Example:
+      >>> import jax
+      >>> network = SmallMLP(output_dim=15)
+      >>> variables = init_variables(jax.random.key(0), network, (8, 8, 1))
+      >>> network.apply(variables, jax.numpy.ones((2, 8, 8, 1))).shape
+      (2, 15)
     """
 
     output_dim: int
@@ -200,23 +107,6 @@ class SmallMLP(nn.Module):
             x = self.nonlinearity(x)
             x = Dropout(self.dropout_rate, index, name=f"dropout_{index}")(x, context)
         return Linear(self.output_dim, name="output")(x).astype(output_dtype)
-
-
-_KAIMING_NORMAL = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
-
-
-class Conv3x3(nn.Module):
-    """3x3 convolution with a Kaiming-normal kernel."""
-
-    features: int
-    stride: int = 1
-
-    @nn.compact
-    def __call__(self, x: jax.Array, context: TrainContext) -> jax.Array:
-        kernel = self.param("kernel", _KAIMING_NORMAL, (3, 3, x.shape[-1], self.features))
-        closed = context.reverse_only and jax.default_backend() == "cpu"
-        convolve = conv3x3_closed if closed else conv3x3
-        return convolve(x, kernel.astype(x.dtype), self.stride)
 
 
 class ResidualBlock(nn.Module):
@@ -253,6 +143,16 @@ class ResNet20(nn.Module):
       blocks: residual blocks per stage.
       nonlinearity: any elementwise function.
       dtype: of the computation; parameters stay float32 and so does the output.
+
+    Example:
+      >>> import jax
+      >>> x, build = jax.numpy.ones((2, 32, 32, 3)), ResNet20(output_dim=15).init_with_output
+      >>> outputs, variables = jax.eval_shape(build, jax.random.key(0), x)
+      >>> outputs.shape, sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+      ((2, 15), 270047)
+
+    References:
+      He et al., arXiv:1512.03385, section 4.2, with parameter-free shortcuts.
     """
 
     output_dim: int
@@ -276,14 +176,22 @@ class ResNet20(nn.Module):
                 name = f"stage_{stage}_block_{block}"
                 x = ResidualBlock(width, stride, self.nonlinearity, name=name)(x, context)
         x = jnp.mean(x, axis=(1, 2)).astype(output_dtype)
-        return Linear(self.output_dim, kernel_init=_KAIMING_NORMAL, name="output")(x)
+        return Linear(self.output_dim, kernel_init=KAIMING_NORMAL, name="output")(x)
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {"small_mlp": SmallMLP, "resnet20": ResNet20}
 
 
 def make_network(name: str, output_dim: int, **options: Any) -> nn.Module:
-    """A network of `NETWORKS` by name; ``options`` are its attributes.
+    """A network of `NETWORKS` by name.
+
+    Args:
+      name: ``"small_mlp"`` or ``"resnet20"``.
+      output_dim: ``R``.
+      **options: its other attributes.
+
+    Returns:
+      A Flax module.
 
     Example:
       >>> make_network("small_mlp", 15).hidden
@@ -301,6 +209,14 @@ def init_variables(key: jax.Array, module: Network, input_shape: Sequence[int]) 
       key: PRNG key.
       module: a network.
       input_shape: of one example, without the batch axis.
+
+    Returns:
+      Both collections.
+
+    Example:
+      >>> import jax
+      >>> sorted(init_variables(jax.random.key(0), SmallMLP(2, hidden=(3,)), (4,)))
+      ['batch_stats', 'params']
     """
     # Compiled as one program: op by op, a ResNet20 takes seconds to initialise.
     variables = jax.jit(module.init)(key, jnp.zeros((1, *input_shape)))
@@ -328,6 +244,13 @@ def apply(
 
     Returns:
       ``[B, R]``.
+
+    Example:
+      >>> import jax
+      >>> network = SmallMLP(2, hidden=(3,))
+      >>> variables = init_variables(jax.random.key(0), network, (4,))
+      >>> apply(network, **variables, x=jax.numpy.ones((5, 4))).shape
+      (5, 2)
     """
     context = TrainContext(
         keys=keys, use_batch_moments=False, reverse_only=reverse_only, shift=shift
@@ -350,6 +273,14 @@ def apply_train(
 
     Returns:
       ``[B, R]`` and the moments (``mean``, biased ``var``, ``count`` per layer).
+
+    Example:
+      >>> import jax
+      >>> network, x = SmallMLP(2, hidden=(3,)), jax.numpy.ones((5, 4))
+      >>> variables = init_variables(jax.random.key(0), network, (4,))
+      >>> _, moments = apply_train(network, **variables, x=x, context=TrainContext())
+      >>> float(moments["norm_0"]["count"])
+      5.0
     """
     outputs, state = module.apply(
         {"params": params, "batch_stats": batch_stats}, x, context, mutable=["batch_moments"]
@@ -365,6 +296,16 @@ def update_running(batch_stats: PyTree, moments: PyTree) -> PyTree:
     Args:
       batch_stats: ``mean`` and ``var`` per BatchNorm layer.
       moments: ``mean``, biased ``var`` and ``count`` per BatchNorm layer.
+
+    Returns:
+      ``mean`` and ``var`` per BatchNorm layer, a tenth of the way to the batch's.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> moments = {"mean": jnp.ones(1), "var": jnp.ones(1), "count": jnp.array(2.0)}
+      >>> after = update_running({"mean": jnp.zeros(1), "var": jnp.ones(1)}, moments)
+      >>> f"{after['mean'][0]:.1f} {after['var'][0]:.1f}"
+      '0.1 1.1'
     """
     if "count" not in moments:
         return {name: update_running(batch_stats[name], moments[name]) for name in batch_stats}

@@ -1,6 +1,7 @@
 """Command-line options of `mass_jax.main`: flags, config file, field overrides."""
 
 import argparse
+import difflib
 import importlib.util
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from ml_collections import ConfigDict
 from mass_jax import config as configuration
 from mass_jax.config import ConfigError
 
-CONFIG_DIR = Path(__file__).parent.parent / "configs"
+# A wheel carries the repository's configs/ inside the package (see pyproject.toml).
+_INSTALLED = Path(__file__).parent / "installed" / "configs"
+CONFIG_DIR = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parent.parent / "configs"
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
@@ -32,20 +35,35 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
                 raise ConfigError(f"{argument}: needs a value, as in {argument}=VALUE")
             value = following
         overrides[name.partition("config.")[2]] = value
-    return _parser().parse_args(plain), overrides
+    flags, unknown = parser().parse_known_args(plain)
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such flag; {_nearest(unknown[0])}")
+    return flags, overrides
 
 
-def _parser() -> argparse.ArgumentParser:
+def _nearest(flag: str) -> str:
+    """What somebody may have meant; most forget that fields are ``--config.FIELD``."""
+    name = flag.lstrip("-").partition("=")[0]
+    fields = [key for key in configuration.SCHEMA if key.rpartition(".")[2] == name]
+    known = [option[2:] for action in parser()._actions for option in action.option_strings]
+    near = [f"config.{key}" for key in fields] or difflib.get_close_matches(name, known, n=1)
+    return f"did you mean --{near[0]}?" if near else "--help lists all"
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags but ``--config.key=value``, which are as many as there are fields."""
     parser = argparse.ArgumentParser(
         prog="python -m mass_jax.main",
         description="Train and evaluate one experiment; run again to resume.",
-        epilog=f"Config files are in {CONFIG_DIR}. Fields, with the defaults of the bundled digits "
-        f"experiment:\n{configuration.help_text()}",
+        epilog=f"Config files in {CONFIG_DIR}: {', '.join(config_names())}.\nFields, with the "
+        f"defaults of the bundled digits experiment:\n{configuration.help_text()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--config", metavar="FILE", help="Python file with get_config(); it is executed"
+        "--config",
+        metavar="FILE",
+        help="Python file with get_config(), or the name of one of ours; it is executed",
     )
     parser.add_argument(
         "--workdir", metavar="DIR", help="default: a name made of the config in runs/"
@@ -69,13 +87,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def config_names() -> list[str]:
+    """Names of the experiments in `CONFIG_DIR`, without ``.py``."""
+    files = sorted(CONFIG_DIR.glob("[!_]*.py"))
+    return [file.stem for file in files if "def get_config" in file.read_text()]
+
+
 def load_config(path: str | None) -> ConfigDict:
-    """The configuration a file's ``get_config`` returns; without a file, the digits one."""
+    """The configuration a file's ``get_config`` returns; without a file, the digits one.
+
+    Args:
+      path: a file; where there is none, the name of one in `CONFIG_DIR`, with or without
+        ``configs/`` and ``.py``.
+
+    Example:
+      >>> load_config("mass_resnet20").network
+      'resnet20'
+    """
     if path is None:
         return configuration.default_config()
     if not Path(path).is_file():
-        known = ", ".join(sorted(p.name for p in CONFIG_DIR.glob("[!_]*.py")))
-        raise ConfigError(f"--config={path}: no such file; {CONFIG_DIR} has {known}")
+        asked = Path(path)
+        here = asked.parent in (Path(), Path("configs")) and asked.suffix in ("", ".py")
+        if not here or asked.stem not in config_names():
+            known = ", ".join(config_names())
+            raise ConfigError(f"--config={path}: no such file; {CONFIG_DIR} has {known}")
+        path = str(CONFIG_DIR / f"{asked.stem}.py")
     spec = importlib.util.spec_from_file_location("mass_jax_config_file", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"--config={path}: not a Python file")

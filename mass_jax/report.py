@@ -334,7 +334,9 @@ def _shown(value: Any) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser("mass_jax.report", description="Writes WORKDIR/report.html.")
+    parser = argparse.ArgumentParser(
+        "python -m mass_jax.report", description="Writes WORKDIR/report.html."
+    )
     parser.add_argument("workdir", type=Path, metavar="WORKDIR", help="of a finished run")
     workdir = parser.parse_args(argv).workdir
     try:

@@ -22,11 +22,12 @@ from rich.progress import (
 )
 from tensorboardX import SummaryWriter
 
+from mass_jax.progress import SECONDS_BETWEEN_LINES
+
 METRICS_FILE = "metrics.jsonl"
 # Metrics of a step that are not loss terms, in the order in which a cause should be named.
 NOT_LOSS_TERMS = ("accuracy", "learning_rate", "loss", "gradient_norm", "parameter_norm")
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "scikit-learn")
-_SECONDS_BETWEEN_LINES = 10.0
 
 
 class RunLog:
@@ -91,7 +92,7 @@ class RunLog:
         if self._bar is not None:
             self._bar.update(self._task, completed=step, status=status)
         elif not self._quiet and (time.monotonic() >= self._next_line or step == self._total):
-            self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             minutes = (self._total - step) / max(steps_per_second, 1e-9) / 60
             line = f"step {step:,}/{self._total:,}  {status}  {minutes:.1f} minutes left"
             print(line, file=sys.stderr, flush=True)
@@ -137,6 +138,8 @@ def environment() -> dict[str, Any]:
 
 def _git_commit() -> str | None:
     root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None  # an installed wheel, maybe inside somebody else's repository
     try:
         done = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "HEAD"],
@@ -146,5 +149,5 @@ def _git_commit() -> str | None:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return None  # an installed wheel, or no git
+        return None  # no git
     return done.stdout.strip()

@@ -207,7 +207,7 @@ def test_broken_config_files_are_one_line(tmp_path, content, message):
 
 
 def test_absent_and_odd_config_files(tmp_path):
-    with pytest.raises(ConfigError, match=r"mass_resnet20\.py"):
+    with pytest.raises(ConfigError, match=r"mass_resnet20, "):
         load_config(str(tmp_path / "absent.py"))
     odd = Path(tmp_path / "config.txt")
     odd.write_text("")

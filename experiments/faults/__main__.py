@@ -53,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, required=True, help="where the outcome is written")
     options = parser.parse_args(argv)
+    if not options.json.parent.is_dir():  # better now than after an hour
+        print(f"error: --json={options.json}: there is no such directory", file=sys.stderr)
+        return 2
     wanted = options.only.split(",")
     unknown = sorted(set(wanted) - set(names))
     if unknown or (options.trials is not None and options.trials < 1):

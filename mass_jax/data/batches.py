@@ -17,7 +17,17 @@ _SUBSET_TAG = 2**32 - 1
 
 
 class Subset(NamedTuple):
-    """Disjoint rows of the training split, each ``[n]`` int32."""
+    """Disjoint rows of the training split.
+
+    Attributes:
+      train: ``[n]`` int32.
+      validation: ``[m]`` int32.
+
+    Example:
+      >>> import jax
+      >>> draw_subset(jax.random.key(0), 10, 6, 4).validation.shape
+      (4,)
+    """
 
     train: np.ndarray
     validation: np.ndarray
@@ -30,6 +40,9 @@ def draw_subset(key: jax.Array, num_examples: int, train_size: int, validation_s
       key: PRNG key.
       num_examples: rows of the training split.
       train_size, validation_size: how many to draw.
+
+    Returns:
+      Rows of both.
 
     Example:
       >>> import jax
@@ -56,6 +69,11 @@ class BatchOrder(NamedTuple):
       key: PRNG key of the order.
       num_examples: size of the subset.
       batch_size: ``B``, of the global batch.
+
+    Example:
+      >>> import jax
+      >>> BatchOrder(jax.random.key(0), num_examples=6, batch_size=4).steps_per_epoch
+      2
     """
 
     key: jax.Array
@@ -121,6 +139,13 @@ class EvaluationBatch(NamedTuple):
 
 def evaluation_batches(num_examples: int, batch_size: int) -> Iterator[EvaluationBatch]:
     """Covers a whole split in batches of one shape.
+
+    Args:
+      num_examples: of the split.
+      batch_size: ``B``.
+
+    Returns:
+      Batches of ``rows`` ``[B]`` and ``mask`` ``[B]``, False where a row only fills up.
 
     Example:
       >>> [int(batch.mask.sum()) for batch in evaluation_batches(5, 2)]

@@ -18,6 +18,11 @@ class Split(NamedTuple):
     Attributes:
       images: ``[N, H, W, C]`` (or ``[N, D]``), uint8 or float32, as stored.
       labels: ``[N]`` int32.
+
+    Example:
+      >>> from mass_jax.data import digits
+      >>> digits().test.images.shape, digits().test.labels.shape
+      ((343, 8, 8, 1), (343,))
     """
 
     images: np.ndarray
@@ -25,7 +30,18 @@ class Split(NamedTuple):
 
 
 class Normalisation(NamedTuple):
-    """Per-channel statistics in the units of the stored images, ``[C]`` each."""
+    """Per-channel statistics in the units of the stored images.
+
+    Attributes:
+      mean: ``[C]``.
+      std: ``[C]``, above 0.
+
+    Example:
+      >>> import numpy as np
+      >>> half = Normalisation(np.array([127.5]), np.array([127.5]))
+      >>> normalise(np.array([[0.0], [255.0]]), half).tolist()
+      [[-1.0], [1.0]]
+    """
 
     mean: np.ndarray
     std: np.ndarray
@@ -42,6 +58,11 @@ class Dataset:
       num_classes: labels run from 0 to ``num_classes - 1``.
       normalisation: of the in-distribution images.
       ood: named out-of-distribution splits, each with its own statistics.
+
+    Example:
+      >>> from mass_jax.data import digits
+      >>> digits().name, digits().num_classes, digits().input_shape, list(digits().ood)
+      ('digits', 8, (8, 8, 1), ['digits_8_9'])
     """
 
     name: str
@@ -91,6 +112,9 @@ def dataset_from_arrays(
       ood: images of out-of-distribution sets by name; normalised by their own
         statistics, as the paper does.
       keep_shape: examples of any shape, and ``[N, H, W]`` gets no channel axis.
+
+    Returns:
+      The checked dataset, with its statistics.
 
     Example:
       >>> import numpy as np
@@ -185,6 +209,15 @@ def normalise(images: jax.Array, normalisation: Normalisation) -> jax.Array:
     Args:
       images: ``[B, ..., C]`` as stored.
       normalisation: per-channel statistics.
+
+    Returns:
+      ``[B, ..., C]``, float32.
+
+    Example:
+      >>> import numpy as np
+      >>> statistics = Normalisation(np.array([2.0]), np.array([4.0]))
+      >>> normalise(np.array([[6]], np.uint8), statistics).tolist()
+      [[1.0]]
     """
     shape = (1,) * (images.ndim - 1) + (-1,)
     mean = jnp.asarray(normalisation.mean).reshape(shape)

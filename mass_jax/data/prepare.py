@@ -40,6 +40,7 @@ def prepare_from_files(
     labels: Path | None = None,
     file_format: str = "array_record",
     overwrite: bool = False,
+    quiet: bool = False,
 ) -> dict[str, dict[str, str]]:
     """Decodes, verifies and writes a prepared dataset; all or nothing.
 
@@ -50,6 +51,7 @@ def prepare_from_files(
       labels: label file of a tile grid.
       file_format: ``"array_record"``, or ``"tfrecord"`` (needs TensorFlow).
       overwrite: replace a prepared dataset.
+      quiet: no progress.
 
     Returns:
       The verified digests by split.
@@ -76,7 +78,7 @@ def prepare_from_files(
             split for split, (_, y) in arrays.items() if len(y) < _official_size(name, split)
         ],
     }
-    _write(name, arrays, data_dir, file_format, record)
+    _write(name, arrays, data_dir, file_format, record, quiet)
     return digests
 
 
@@ -100,7 +102,12 @@ def _verified(name: str, arrays: Arrays) -> dict[str, dict[str, str]]:
 
 
 def _write(
-    name: str, arrays: Arrays, data_dir: Path, file_format: str, record: dict[str, Any]
+    name: str,
+    arrays: Arrays,
+    data_dir: Path,
+    file_format: str,
+    record: dict[str, Any],
+    quiet: bool,
 ) -> None:
     """Prepares beside the final place, checks by reading back, then renames."""
     try:
@@ -112,8 +119,9 @@ def _write(
     except OSError as error:
         raise DataError(f"{data_dir}: cannot write here ({error.strerror})") from None
     try:
-        builder = _builder_class(name, arrays)(data_dir=scratch, file_format=file_format)
-        print(f"writing {sum(len(y) for _, y in arrays.values()):,} examples ...")
+        builder = _builder_class(name, arrays, quiet)(data_dir=scratch, file_format=file_format)
+        if not quiet:
+            print(f"writing {sum(len(y) for _, y in arrays.values()):,} examples ...", flush=True)
         with contextlib.redirect_stdout(io.StringIO()):  # TFDS would speak of a download
             builder.download_and_prepare()
         written = Path(builder.data_path)
@@ -151,11 +159,11 @@ def _is_alive(scratch: Path) -> bool:
     return True
 
 
-def _builder_class(name: str, arrays: Arrays) -> Any:
+def _builder_class(name: str, arrays: Arrays, quiet: bool) -> Any:
     """The official builder of ``name``, generating from arrays instead of downloads."""
     import tensorflow_datasets as tfds
 
-    if not sys.stderr.isatty():
+    if quiet or not sys.stderr.isatty():
         tfds.disable_progress_bar()
     official = tfds.builder_cls(name)
 
@@ -242,6 +250,7 @@ def main(argv: list[str] | None = None) -> int:
         "--file_format", choices=["array_record", "tfrecord"], default="array_record"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a prepared dataset")
+    parser.add_argument("--quiet", action="store_true", help="no progress, only the results")
     options = parser.parse_args(argv)
     data_dir = tfds_source.resolve_data_dir(options.data_dir)
     try:
@@ -261,6 +270,7 @@ def main(argv: list[str] | None = None) -> int:
             labels=options.labels,
             file_format=options.file_format,
             overwrite=options.overwrite,
+            quiet=options.quiet,
         )
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)

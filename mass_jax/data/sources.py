@@ -36,6 +36,16 @@ def load_dataset(
       data_dir: TFDS data directory; default ``TFDS_DATA_DIR`` or TFDS's own.
       ood: TFDS names of out-of-distribution sets; the first 10,000 images of
         their test splits are used. ``"digits"`` brings its own.
+
+    Returns:
+      The dataset in memory.
+
+    Raises:
+      DataError: not prepared, or damaged; one line with the command that prepares it.
+
+    Example:
+      >>> load_dataset("digits").train.images.shape
+      (1100, 8, 8, 1)
     """
     if name == "digits":
         return digits()

@@ -14,7 +14,19 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def make_method(name: str, **options: Any) -> Method:
-    """The method called ``name``; ``options`` go to its ``method`` function."""
+    """The method called ``name``.
+
+    Args:
+      name: of `METHODS`.
+      **options: of its ``method`` function, such as ``beta`` or ``num_classes``.
+
+    Returns:
+      Four functions: ``init``, ``loss``, ``log_probs``, ``ood_scores``.
+
+    Example:
+      >>> make_method("mass", beta=1e-3, representation_dim=8)._fields
+      ('init', 'loss', 'log_probs', 'ood_scores')
+    """
     if name not in METHODS:
         raise ValueError(f"method={name!r}: choose one of {sorted(METHODS)}")
     return METHODS[name](**options)

@@ -1,0 +1,60 @@
+"""Every command: --help explains it, bad input is one line with exit code 2."""
+
+from importlib import import_module
+
+import pytest
+
+COMMANDS = [
+    "experiments.api_page",
+    "experiments.benchmark",
+    "experiments.export",
+    "experiments.faults.__main__",
+    "experiments.figure1",
+    "experiments.figure2",
+    "experiments.sweep",
+    "experiments.tables",
+    "mass_jax.completion",
+    "mass_jax.data.prepare",
+    "mass_jax.main",
+    "mass_jax.report",
+]
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_help(module, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        import_module(module).main(["--help"])
+    assert stopped.value.code == 0
+    name = module.removesuffix(".__main__")
+    assert f"usage: python -m {name}" in " ".join(capsys.readouterr().out.split())
+
+
+BAD = [
+    ("experiments.export", ["none", "--out=x.zip"], "none"),
+    ("experiments.faults.__main__", ["--json=f.json", "--only=rain"], "choose of kill"),
+    ("experiments.faults.__main__", ["--json=none/f.json"], "no such directory"),
+    ("experiments.figure1", ["--out_dir=taken"], "--out_dir=taken"),
+    ("experiments.figure2", ["--seeds=a"], "config.seed"),
+    ("experiments.figure2", ["--steps=-1"], "config.steps"),
+    ("experiments.figure2", ["--data_dir=absent"], "absent: with a network"),
+    ("experiments.figure2", ["--plot_only", "--results=none"], "without --plot_only"),
+    ("experiments.sweep", ["--network=small_mlp", "--seeds=99"], "no cell"),
+    ("mass_jax.data.prepare", ["cifar10", "--from=none.npz"], "no such file"),
+    ("mass_jax.main", ["--config=none"], "mass_digits"),
+    ("mass_jax.main", ["--steps=5"], "did you mean --config.steps?"),
+    ("mass_jax.main", ["--learning_rate=1"], "did you mean --config.optimizer.learning_rate?"),
+    ("mass_jax.main", ["--wrokdir=x"], "did you mean --workdir?"),
+    ("mass_jax.main", ["--zzz"], "--help lists all"),
+    ("mass_jax.report", ["none"], "is none a finished run?"),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments", "words"), BAD)
+def test_bad_input_is_one_line(module, arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mass_jax.data.sources.find_spec", lambda name: None)  # no downloads
+    (tmp_path / "taken").write_text("a file where a directory should be")
+    assert import_module(module).main(arguments) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert words in line
