@@ -4,7 +4,6 @@ Without ``--write`` the page goes to the standard output. ``tests/test_api_page.
 ``mass_jax/API.md`` and the docstrings differ.
 """
 
-import argparse
 import ast
 import inspect
 import re
@@ -15,6 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from mass_jax.command_line import Parser
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "mass_jax" / "API.md"
@@ -173,7 +174,7 @@ def page() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.api_page", description=__doc__)
+    parser = Parser(prog="python -m experiments.api_page", description=__doc__)
     parser.add_argument("--write", action="store_true", help="renew mass_jax/API.md instead")
     if parser.parse_args(argv).write:
         PAGE.write_text(page())

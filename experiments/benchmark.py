@@ -4,7 +4,6 @@ All variants run in one process, interleaved (A B C A B C ...), so that noise hi
 Times are medians; only ratios within one run mean anything on a shared machine.
 """
 
-import argparse
 import gc
 import importlib.util
 import json
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 from experiments.cost import matmul_gflops
+from mass_jax.command_line import Parser
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import Dataset, dataset_from_arrays
 from mass_jax.experiment import make_experiment
@@ -77,12 +77,14 @@ class Subject(NamedTuple):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmark", description=__doc__)
+    parser = Parser(prog="python -m experiments.benchmark", description=__doc__)
     parser.add_argument("--network", choices=sorted(_STEPS), help="default: both")
     parser.add_argument("--quick", action="store_true", help="fewer repeats: under 10 minutes")
     parser.add_argument("--peer", choices=["torch"], help="the same steps in plain PyTorch")
     parser.add_argument("--json", type=Path, required=True, help="where the table is written")
     options = parser.parse_args(argv)
+    if not options.json.absolute().parent.is_dir():
+        parser.error(f"--json={options.json}: no such directory")
     peer = options.peer == "torch"
     if peer and importlib.util.find_spec("torch") is None:
         print("--peer=torch: PyTorch is not installed (pip install torch); skipped")

@@ -5,7 +5,6 @@ and the sha256 of every member. ``mass_jax.load(FILE)`` and ``mass_jax.load_fitt
 it. The same run gives the same bytes.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from mass_jax.archive import Archive, ArchiveError, write_archive
 from mass_jax.checkpoint import CheckpointError
+from mass_jax.command_line import Parser
 from mass_jax.config import ConfigError, flatten
 from mass_jax.loading import read_run
 from mass_jax.model_card import model_card
@@ -22,9 +22,7 @@ from mass_jax.training import finished_results
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.export", description=__doc__, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m experiments.export", description=__doc__)
     parser.add_argument("workdir", type=Path, help="of a finished run")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     options = parser.parse_args(argv)

@@ -8,7 +8,6 @@ the tent map forgets which half ``x`` came from: ``C(X, f2(X)) = H(X) - log 2``.
 writes figure1.png and figure1.pdf and prints both CDIs (arXiv:1905.07822, Eq. (1)).
 """
 
-import argparse
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mass_jax import conserved_differential_information
+from mass_jax.command_line import Parser
 
 NUM_DRAWS = 20_000
 LEVEL = 0.7  # the output whose preimages are marked
@@ -97,7 +97,7 @@ def draw_figure(draws: jax.Array, estimates: list[float]) -> Figure:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.figure1", description=__doc__)
+    parser = Parser(prog="python -m experiments.figure1", description=__doc__)
     parser.add_argument("--out_dir", type=Path, default=Path("runs/figure1"), help="of the figure")
     out_dir = parser.parse_args(argv).out_dir
     try:

@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from experiments.cells import RESULTS
 from mass_jax import checkpoint, gaussian_mixture
+from mass_jax.command_line import Parser
 from mass_jax.config import ConfigError, apply_overrides, as_command, config_hash, resolve
 from mass_jax.data import DataError, Dataset, load_dataset, normalise
 from mass_jax.evaluation import make_representer
@@ -53,7 +54,7 @@ _COMPONENTS = 10
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.figure2", description=__doc__)
+    parser = Parser(prog="python -m experiments.figure2", description=__doc__)
     parser.add_argument("--seeds", default="0,1,2,3,4", help="the paper has 5")
     parser.add_argument("--steps", type=int, help="fewer than the paper's 50,000")
     parser.add_argument("--every", type=int, default=500, help="steps between estimates")

@@ -6,7 +6,6 @@ diff shows what changed. An exception in a cell ends the command, and that file 
 Needs ``requirements-dev.txt``.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +16,8 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+
+from mass_jax.command_line import Parser
 
 FOLDER = Path(__file__).parent / "notebooks"
 _CELL_SECONDS = 600
@@ -50,9 +51,7 @@ def execute(path: Path) -> nbformat.NotebookNode:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.run_notebooks", description=__doc__, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m experiments.run_notebooks", description=__doc__)
     parser.add_argument("notebooks", type=Path, nargs="*", help="files; default: all")
     parser.add_argument("--out_dir", type=Path, help="for the results; default: in place")
     options = parser.parse_args(argv)

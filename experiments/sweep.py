@@ -19,6 +19,7 @@ from experiments.launchers import LAUNCHERS, LauncherError
 from experiments.running import duration
 from experiments.sweep_report import report_if_possible
 from experiments.sweep_state import remember
+from mass_jax.command_line import Parser, comma_separated, positive
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,15 +54,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.sweep", description=__doc__, allow_abbrev=False
-    )
-    numbers = lambda kind: lambda text: tuple(kind(part) for part in text.split(","))
+    parser = Parser(prog="python -m experiments.sweep", description=__doc__)
     parser.add_argument("--network", choices=["small_mlp", "resnet20"], required=True)
-    parser.add_argument("--methods", type=numbers(str), help="e.g. softmax_ce,vib,mass")
-    parser.add_argument("--betas", type=numbers(float), help="e.g. 0,1e-3")
-    parser.add_argument("--train_sizes", type=numbers(int), help=f"of {TRAIN_SIZES}")
-    parser.add_argument("--seeds", type=numbers(int), help=f"of {SEEDS}")
+    parser.add_argument(
+        "--methods", type=comma_separated(str, "vib,mass"), help="e.g. softmax_ce,vib,mass"
+    )
+    parser.add_argument("--betas", type=comma_separated(float, "0,1e-3"), help="e.g. 0,1e-3")
+    parser.add_argument(
+        "--train_sizes", type=comma_separated(int, "2500,10000"), help=f"of {TRAIN_SIZES}"
+    )
+    parser.add_argument("--seeds", type=comma_separated(int, "0,1"), help=f"of {SEEDS}")
     parser.add_argument(
         "--batch_stats",
         choices=["paper", "frozen"],
@@ -73,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=["yes", "no"],
         help="only the rows with dropout or weight decay, or only those without",
     )
-    parser.add_argument("--steps", type=int, help="fewer than the paper's, recorded as such")
+    parser.add_argument("--steps", type=positive, help="fewer than the paper's, recorded as such")
     parser.add_argument("--max_minutes", type=float, help="stop then; run again to go on")
     parser.add_argument("--data_dir", help="as --config.data.dir")
     parser.add_argument("--workdir", type=Path, default=Path("runs/sweep"))

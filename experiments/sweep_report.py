@@ -4,7 +4,6 @@ Every sweep writes it when it ends or is stopped; the command makes it at any ti
 cells run elsewhere. Numbers are those of `experiments.tables`.
 """
 
-import argparse
 import collections
 import contextlib
 import fcntl
@@ -22,6 +21,7 @@ from experiments.running import duration
 from experiments.sweep_page import SortableCell
 from experiments.sweep_state import STATES, failure_file, log_file, remembered, state
 from experiments.tables import HEADINGS, PAPER_STEPS, Row, all_tables, row_of_run
+from mass_jax.command_line import Parser
 from mass_jax.report_page import Html, element, joined, page, table
 from mass_jax.run_log import write_atomically
 
@@ -262,9 +262,7 @@ def _environments(found: dict[str, dict[str, Any]]) -> Html:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.sweep_report", description=__doc__, allow_abbrev=False
-    )
+    parser = Parser(prog="python -m experiments.sweep_report", description=__doc__)
     parser.add_argument("--workdir", type=Path, default=Path("runs/sweep"), help="of the sweep")
     parser.add_argument("--results", type=Path, default=RESULTS, help="its records")
     parser.add_argument("--out", type=Path, help="default: report.html in the workdir")

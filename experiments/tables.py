@@ -4,7 +4,6 @@ Ours are the records in ``experiments/results/``. ``--write`` renews the tables 
 ``README.md`` and ``experiments/README.md``.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, paper_tables, records
 from experiments.comparison import Column, Comparison, Table, TableRow
 from experiments.table_formats import FORMATS, as_markdown
+from mass_jax.command_line import Parser
 
 ROOT = Path(__file__).parent.parent
 PAPER_STEPS = {"small_mlp": 100_000, "resnet20": 70_000}
@@ -265,7 +265,7 @@ def renewed(path: Path) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.tables", description=__doc__)
+    parser = Parser(prog="python -m experiments.tables", description=__doc__)
     parser.add_argument("--format", choices=sorted(FORMATS), default="md")
     parser.add_argument("--write", action="store_true", help="renew the READMEs instead")
     options = parser.parse_args(argv)

@@ -7,9 +7,9 @@ names. The script is made of the parser and the schema and holds all words itsel
 runs at a keystroke.
 """
 
-import argparse
 import sys
 
+from mass_jax.command_line import Parser
 from mass_jax.options import config_names, parser
 from mass_jax.schema import OWN, SCHEMA
 
@@ -72,7 +72,7 @@ def script() -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    argparse.ArgumentParser(
+    Parser(
         prog="python -m mass_jax.completion",
         description='Print a completion script; eval "$(python -m mass_jax.completion)" loads it.',
     ).parse_args(argv)

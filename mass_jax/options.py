@@ -3,12 +3,14 @@
 import argparse
 import difflib
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from mass_jax import config as configuration
+from mass_jax.command_line import Parser
 from mass_jax.config import ConfigError
 
 # A wheel carries the repository's configs/ inside the package (see pyproject.toml).
@@ -45,20 +47,19 @@ def _nearest(flag: str) -> str:
     """What somebody may have meant; most forget that fields are ``--config.FIELD``."""
     name = flag.lstrip("-").partition("=")[0]
     fields = [key for key in configuration.SCHEMA if key.rpartition(".")[2] == name]
-    known = [option[2:] for action in parser()._actions for option in action.option_strings]
+    known = re.findall(r"--(\w+)", parser().format_help())
     near = [f"config.{key}" for key in fields] or difflib.get_close_matches(name, known, n=1)
     return f"did you mean --{near[0]}?" if near else "--help lists all"
 
 
 def parser() -> argparse.ArgumentParser:
     """All flags but ``--config.key=value``, which are as many as there are fields."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m mass_jax.main",
         description="Train and evaluate one experiment; run again to resume.",
         epilog=f"Config files in {CONFIG_DIR}: {', '.join(config_names())}.\nFields, with the "
         f"defaults of the bundled digits experiment:\n{configuration.help_text()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--config",

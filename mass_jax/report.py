@@ -4,7 +4,6 @@ Every training run writes it at its end. It reads only what the run left in its 
 holds its pictures itself, and writes them as ``plots/*.png`` as well.
 """
 
-import argparse
 import io
 import math
 import re
@@ -18,6 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from mass_jax import plots, predictions
+from mass_jax.command_line import Parser
 from mass_jax.config import SCHEMA, default_config, flatten
 from mass_jax.predictions import Mistakes, RunPredictions, SplitPredictions
 from mass_jax.report_page import Html, element, joined, page, picture, table
@@ -334,9 +334,7 @@ def _shown(value: Any) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        "python -m mass_jax.report", description="Writes WORKDIR/report.html."
-    )
+    parser = Parser("python -m mass_jax.report", description="Writes WORKDIR/report.html.")
     parser.add_argument("workdir", type=Path, metavar="WORKDIR", help="of a finished run")
     workdir = parser.parse_args(argv).workdir
     try:

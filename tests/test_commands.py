@@ -11,7 +11,9 @@ COMMANDS = [
     "experiments.faults.__main__",
     "experiments.figure1",
     "experiments.figure2",
+    "experiments.run_notebooks",
     "experiments.sweep",
+    "experiments.sweep_report",
     "experiments.tables",
     "mass_jax.completion",
     "mass_jax.data.prepare",
@@ -47,6 +49,27 @@ BAD = [
     ("mass_jax.main", ["--zzz"], "--help lists all"),
     ("mass_jax.report", ["none"], "is none a finished run?"),
 ]
+
+
+BAD_ARGUMENTS = [
+    ("experiments.benchmark", ["--json=none/b.json"], "no such directory"),
+    ("experiments.sweep", ["--network=lenet"], "invalid choice: 'lenet'"),
+    ("experiments.sweep", ["--network=small_mlp", "--betas=x"], "'x' must be like 0,1e-3"),
+    ("experiments.sweep", ["--network=small_mlp", "--steps=-3"], "must be a positive integer"),
+    ("experiments.tables", ["--format=pdf"], "invalid choice: 'pdf'"),
+    ("mass_jax.main", ["--process_id=x"], "invalid int value: 'x'"),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments", "words"), BAD_ARGUMENTS)
+def test_bad_arguments_are_one_line(module, arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        import_module(module).main(arguments)
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert words in line
 
 
 @pytest.mark.parametrize(("module", "arguments", "words"), BAD)

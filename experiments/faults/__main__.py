@@ -4,7 +4,6 @@ Every fault has a control without one. The short form (``--trials=N`` for all) i
 tests; the long one takes about an hour on 2 cores.
 """
 
-import argparse
 import json
 import random
 import sys
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from experiments.faults import files, inputs, processes
 from experiments.faults.runs import Outcome
+from mass_jax.command_line import Parser
 from mass_jax.run_log import environment, write_atomically
 
 
@@ -47,7 +47,7 @@ FAULTS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     names = [fault.name for fault in FAULTS]
-    parser = argparse.ArgumentParser(prog="python -m experiments.faults", description=__doc__)
+    parser = Parser(prog="python -m experiments.faults", description=__doc__)
     parser.add_argument("--trials", type=int, help="of every fault; default: the long campaign")
     parser.add_argument("--only", default=",".join(names), help=f"some of {','.join(names)}")
     parser.add_argument("--seed", type=int, default=0)

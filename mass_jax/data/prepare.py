@@ -4,7 +4,6 @@ Writes what TFDS itself would have prepared, without TensorFlow and without a
 network: stock ``tfds.data_source(name, data_dir=DIR)`` reads the result.
 """
 
-import argparse
 import contextlib
 import io
 import json
@@ -21,6 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from mass_jax.command_line import Parser
 from mass_jax.data import tfds_source
 from mass_jax.data.archives import Arrays, read_cifar10, read_svhn
 from mass_jax.data.dataset import sha256_of_array
@@ -230,7 +230,7 @@ def ways_to_get(name: str, data_dir: Path) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m mass_jax.data.prepare",
         description="Prepare a TFDS dataset from a local file, or through TFDS's download.",
     )
