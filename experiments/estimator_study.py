@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from experiments import gradient_noise as noise
 from experiments.cost import step_flops
 from experiments.study_report import draw, gradient_text, training_text
-from mass_jax.config import apply_overrides, resolve
+from mass_jax.config import apply_overrides, as_command, resolve
 from mass_jax.data import Dataset, load_dataset, normalise
 from mass_jax.estimators import JACOBIAN_ESTIMATORS, num_jacobian_examples
 from mass_jax.experiment import Experiment, make_experiment
@@ -58,14 +58,13 @@ _QUICK = Draws(8, 4)
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parser().parse_args(argv)
-    if options.part == "gradients":
-        made = gradients(options)
-        print(gradient_text(options.network, made), flush=True)
-        _record(options.json, "gradients", options.network, made)
-    else:
-        for made in training(options):
-            _record(options.json, "training", options.network, made)
-        print(training_text(options.network, made), flush=True)
+    study, as_text = {
+        "gradients": (gradients, gradient_text),
+        "training": (training, training_text),
+    }[options.part]
+    for made in study(options):
+        _record(options.json, options.part, options.network, made)
+    print(as_text(options.network, made), flush=True)
     recorded = json.loads(options.json.read_text())
     if recorded.get("gradients"):
         picture = options.plot or options.json.with_suffix(".png")
@@ -110,37 +109,37 @@ def _record(path: Path, part: str, network: str, made: dict[str, Any]) -> None:
 # Part A: gradients
 
 
-def gradients(options: argparse.Namespace) -> dict[str, Any]:
-    """Everything about the gradients of one network, as data."""
+def gradients(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The gradients of one network, as data; what is known after each of its two states."""
     draws = _QUICK if options.quick else _DRAWS[options.network]
     draws = Draws(options.draws or draws.on_one_batch, options.batches or draws.batches)
-    if options.trained is None:
-        steps = options.steps or _TRAINED_STEPS[options.network]
-        config = study_config(options, BASELINE, seed=0, steps=steps)
-        dataset = load_dataset(config.data.name, config.data.dir, tuple(config.data.ood))
-        trained = run(config, dataset, options.workdir)
-    else:
-        trained = options.trained
-        config = read_run(trained).config
+    steps = options.steps or _TRAINED_STEPS[options.network]
+    config = study_config(options, BASELINE, seed=0, steps=steps)
+    if options.trained is not None:
+        config = read_run(options.trained).config
         if config.method != "mass" or config.network != options.network or config.beta == 0:
-            raise SystemExit(f"--trained={trained}: not a run of MASS on {options.network}")
+            raise SystemExit(f"--trained={options.trained}: no MASS run of {options.network}")
         changes = {} if options.data_dir is None else {"data.dir": options.data_dir}
         config = resolve(apply_overrides(config, changes))
-        dataset = load_dataset(config.data.name, config.data.dir, tuple(config.data.ood))
+    dataset = load_dataset(config.data.name, config.data.dir, tuple(config.data.ood))
     experiment = make_experiment(config, dataset)
+    trained = options.trained or run(config, dataset, options.workdir)
     states = {"init": (0, experiment.initial_state().params)}
     states["trained"] = (read_run(trained).steps, load(trained))
-    return {
+    made: dict[str, Any] = {
         "beta": config.beta,
         "train_size": config.train_size,
         "batch_size": config.batch_size,
+        "trained_by": as_command(config),
         "draws": draws._asdict(),
         "flops": flops(config, dataset, noise.estimators_of(states["init"][1])),
-        "states": {
-            name: {"step": step, **study_state(config, dataset, experiment, params, draws)}
-            for name, (step, params) in states.items()
-        },
+        "states": {},
     }
+    for name, (step, params) in states.items():
+        print(f"{options.network}, step {step:,}", flush=True)
+        seen = study_state(config, dataset, experiment, params, draws)
+        made["states"][name] = {"step": step, **seen}
+        yield made
 
 
 def flops(config: ConfigDict, dataset: Dataset, estimators: Sequence[str]) -> dict[str, float]:
@@ -196,10 +195,12 @@ def study_state(
         n = num_jacobian_examples(name, config.batch_size, config.representation_dim)
         # Over all examples of one batch only the order of summation is left to chance.
         on_one_batch = 2 if n == config.batch_size else draws.on_one_batch
-        over_batches = [
-            [gradient(params, *batch, jax.random.fold_in(key, index), s) for s in range(every)]
-            for index, batch in enumerate(others)
-        ]
+        over_batches = [[exactly] for exactly in truths]
+        if name != "exact":
+            over_batches = [
+                [gradient(params, *batch, jax.random.fold_in(key, index), s) for s in range(every)]
+                for index, batch in enumerate(others)
+            ]
         whole = noise.measure(over_batches, mean_truth)
         jacobian_noise = config.beta**2 * whole.variance * squared_norm
         table[name] = {

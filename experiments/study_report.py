@@ -146,7 +146,7 @@ def draw(recorded: Mapping[str, Any]) -> Figure:
     grid = figure.subplots(len(names), 2, squeeze=False, sharex="row", sharey="row")
     for network, axes in zip(names, grid, strict=True):
         made = recorded[network]
-        for axis, state in zip(axes, ("init", "trained"), strict=True):
+        for axis, state in zip(axes, made["states"], strict=False):
             _panel(axis, made, state)
             step = made["states"][state]["step"]
             when = "at initialisation" if step == 0 else f"after {step:,} steps"
@@ -187,7 +187,9 @@ def _panel(axis: Axes, made: Mapping[str, Any], state: str) -> None:
                 lw=1,
             )
             axis.plot(cost[name], whole["variance"], marker, color=colour, mfc="white", ms=8)
-        axis.plot(cost[name], whole["long_run_variance"], marker, color=colour, ms=8)
+        # "lazy" lies on "few" in the long run: small on large shows both.
+        size = {"few": 11, "lazy": 6}.get(name, 8)
+        axis.plot(cost[name], whole["long_run_variance"], marker, color=colour, ms=size)
     reference = seen["estimators"]["sub_batch"]["random_batches"]["variance"]
     ends = [min(cost.values()) / 2, max(cost.values()) * 2]
     line = [reference * cost["sub_batch"] / end for end in ends]
