@@ -12,7 +12,7 @@ All with frozen BatchNorm statistics, the per-example Jacobian: see `gradient_no
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,8 +24,9 @@ from ml_collections import ConfigDict
 from experiments import gradient_noise as noise
 from experiments.cost import step_flops
 from experiments.study_report import draw, gradient_text, training_text
-from mass_jax.config import apply_overrides, as_command, resolve
-from mass_jax.data import Dataset, load_dataset, normalise
+from mass_jax.checkpoint import CheckpointError
+from mass_jax.config import ConfigError, apply_overrides, as_command, resolve
+from mass_jax.data import DataError, Dataset, load_dataset, normalise
 from mass_jax.estimators import JACOBIAN_ESTIMATORS, num_jacobian_examples
 from mass_jax.experiment import Experiment, make_experiment
 from mass_jax.information import mass_loss
@@ -33,6 +34,7 @@ from mass_jax.loading import load, read_run
 from mass_jax.model import ModelParams
 from mass_jax.options import CONFIG_DIR, load_config
 from mass_jax.run_log import environment, write_atomically
+from mass_jax.signals import Interrupted
 from mass_jax.training import train
 from mass_jax.workdir import locked
 
@@ -62,8 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "gradients": (gradients, gradient_text),
         "training": (training, training_text),
     }[options.part]
-    for made in study(options):
-        _record(options.json, options.part, options.network, made)
+    try:
+        for made in study(options):
+            _record(options.json, options.part, options.network, made)
+    except (ConfigError, DataError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Interrupted as error:
+        print(f"{error}; the same command goes on from here", file=sys.stderr)
+        return 128 + error.signum
     print(as_text(options.network, made), flush=True)
     recorded = json.loads(options.json.read_text())
     if recorded.get("gradients"):
@@ -118,7 +127,7 @@ def gradients(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if options.trained is not None:
         config = read_run(options.trained).config
         if config.method != "mass" or config.network != options.network or config.beta == 0:
-            raise SystemExit(f"--trained={options.trained}: no MASS run of {options.network}")
+            raise ConfigError(f"--trained={options.trained}: no MASS run of {options.network}")
         changes = {} if options.data_dir is None else {"data.dir": options.data_dir}
         config = resolve(apply_overrides(config, changes))
     dataset = load_dataset(config.data.name, config.data.dir, tuple(config.data.ood))
@@ -135,9 +144,11 @@ def gradients(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         "flops": flops(config, dataset, noise.estimators_of(states["init"][1])),
         "states": {},
     }
+    functions = gradient_functions(config, dataset.num_classes, [*made["flops"]][1:])
+    batches = [_batch(config, dataset, experiment, index) for index in range(draws.batches + 1)]
     for name, (step, params) in states.items():
         print(f"{options.network}, step {step:,}", flush=True)
-        seen = study_state(config, dataset, experiment, params, draws)
+        seen = study_state(config, params, functions, batches, draws.on_one_batch)
         made["states"][name] = {"step": step, **seen}
         yield made
 
@@ -153,22 +164,41 @@ def flops(config: ConfigDict, dataset: Dataset, estimators: Sequence[str]) -> di
     return counted
 
 
+def gradient_functions(
+    config: ConfigDict, num_classes: int, estimators: Sequence[str]
+) -> dict[str, noise.GradientFn]:
+    """Gradients by estimator, and of the ``"rest"`` of the objective; each compiles once."""
+    functions = {"rest": noise.rest_gradient(noise.with_estimator(config, BASELINE), num_classes)}
+    for name in estimators:
+        chosen = noise.with_estimator(config, name)
+        functions[name] = noise.jacobian_gradient(chosen, num_classes)
+    # In pieces: as a whole it would take gigabytes.
+    return functions | {"exact": noise.exact_gradient(config, num_classes)}
+
+
 def study_state(
-    config: ConfigDict, dataset: Dataset, experiment: Experiment, params: ModelParams, draws: Draws
+    config: ConfigDict,
+    params: ModelParams,
+    functions: Mapping[str, noise.GradientFn],
+    batches: Sequence[tuple[jax.Array, jax.Array]],
+    draws_on_one_batch: int,
 ) -> dict[str, Any]:
     """Bias and variance of every estimator at fixed parameters.
 
-    On one batch the truth is the exact gradient of that batch. Over random batches it is
-    the mean of the exact gradients of the batches drawn; each draw is compared with the exact
-    gradient of its own batch for the bias, and with that mean for the whole variance.
-    """
-    classes = dataset.num_classes
-    exact = noise.exact_gradient(config, classes)
-    rest = noise.rest_gradient(noise.with_estimator(config, BASELINE), classes)
-    batches = [_batch(config, dataset, experiment, index) for index in range(draws.batches + 1)]
-    first, others = batches[0], batches[1:]
-    key = jax.random.key(config.seed)
+    On the first batch the truth is the exact gradient of that batch. Over the others it is
+    the mean of their exact gradients; each draw is compared with the exact gradient of its own
+    batch for the bias, and with that mean for the whole variance.
 
+    Args:
+      config: of the run.
+      params: the model.
+      functions: of `gradient_functions`.
+      batches: ``x`` ``[B, ...]`` and ``labels`` ``[B]`` each; three or more.
+      draws_on_one_batch: cycles on the first.
+    """
+    first, others = batches[0], batches[1:]
+    exact, rest = functions["exact"], functions["rest"]
+    key = jax.random.key(config.seed)
     truth = exact(params, *first, key, 0)
     truths = [exact(params, *batch, key, 0) for batch in others]
     rests = [rest(params, *batch, key, 0) for batch in others]
@@ -189,12 +219,11 @@ def study_state(
     rest_variance = noise.measure([[r] for r in rests], mean_rest).variance
     rest_variance *= float(mean_rest @ mean_rest)
     table = {}
-    for name in noise.estimators_of(params):
-        chosen, every = noise.with_estimator(config, name), JACOBIAN_ESTIMATORS[name].every
-        gradient = exact if name == "exact" else noise.jacobian_gradient(chosen, classes)
+    for name in [name for name in functions if name != "rest"]:
+        gradient, every = functions[name], JACOBIAN_ESTIMATORS[name].every
         n = num_jacobian_examples(name, config.batch_size, config.representation_dim)
         # Over all examples of one batch only the order of summation is left to chance.
-        on_one_batch = 2 if n == config.batch_size else draws.on_one_batch
+        on_one_batch = 2 if n == config.batch_size else draws_on_one_batch
         over_batches = [[exactly] for exactly in truths]
         if name != "exact":
             over_batches = [

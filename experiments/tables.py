@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, paper_tables, records
 from experiments.comparison import Comparison, Table
+from experiments.study_report import gradients_markdown, training_markdown
 from experiments.table_formats import FORMATS, as_markdown
 
 ROOT = Path(__file__).parent.parent
@@ -244,6 +245,8 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
         "tables": lambda: as_markdown(all_tables()),
         "faults": faults_survived,
         "benchmark": steps_cost,
+        "estimators": gradients_markdown,
+        "estimators in training": training_markdown,
     },
 }
 
