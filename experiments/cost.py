@@ -3,11 +3,17 @@
 import json
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from experiments.cells import RESULTS, Cell
+from mass_jax.data import Dataset
+from mass_jax.experiment import make_experiment
+from mass_jax.method import BuildNetwork
+from mass_jax.train_step import AXIS, Batch, make_train_step
 
 BENCHMARK = RESULTS / "benchmark.json"
 _SIZE = 1024  # of the square matrices whose product is timed
@@ -25,6 +31,32 @@ def matmul_gflops() -> float:
         product(square, square).block_until_ready()
         best = min(best, time.perf_counter() - began)
     return 2 * _SIZE**3 / best / 1e9
+
+
+def step_flops(
+    config: ConfigDict, dataset: Dataset, build_network: BuildNetwork | None = None
+) -> float:
+    """Of one training step, by XLA's own count of the program before optimisation.
+
+    The same on any machine; nothing is compiled or run. Both branches of a conditional count,
+    so a lazy estimator's step has the cost of one that is due.
+
+    Args:
+      config: resolved.
+      dataset: tells shape and type of an example.
+      build_network: see `make_experiment`.
+    """
+    experiment = make_experiment(config, dataset, build_network)
+    step = make_train_step(experiment, dataset.normalisation)
+
+    def on_one_device(leaf: Any, count: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((1, *count, *leaf.shape), leaf.dtype)
+
+    state = jax.tree.map(on_one_device, jax.eval_shape(experiment.initial_state))
+    rows = (config.batch_size,)
+    parts: Any = [on_one_device(part[0], rows) for part in dataset.train]
+    mapped = jax.pmap(step, axis_name=AXIS, in_axes=(0, 0, None))
+    return float(mapped.lower(state, Batch(*parts), experiment.keys.step).cost_analysis()["flops"])
 
 
 def minutes_by_cell(cells: Iterable[Cell]) -> dict[Cell, float]:

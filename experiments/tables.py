@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, paper_tables, records
 from experiments.comparison import Column, Comparison, Table, TableRow
+from experiments.study_report import gradients_markdown, training_markdown
 from experiments.table_formats import FORMATS, as_markdown
 from mass_jax.command_line import Parser
 
@@ -249,6 +250,8 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
         "tables": lambda: as_markdown(all_tables()),
         "faults": faults_survived,
         "benchmark": steps_cost,
+        "estimators": gradients_markdown,
+        "estimators in training": training_markdown,
     },
 }
 

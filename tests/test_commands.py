@@ -7,10 +7,12 @@ import pytest
 COMMANDS = [
     "experiments.api_page",
     "experiments.benchmark",
+    "experiments.estimator_study",
     "experiments.export",
     "experiments.faults.__main__",
     "experiments.figure1",
     "experiments.figure2",
+    "experiments.growth",
     "experiments.run_notebooks",
     "experiments.sweep",
     "experiments.sweep_report",
