@@ -138,8 +138,8 @@ def jacobian_gradient(config: ConfigDict, num_classes: int) -> GradientFn:
     every = JACOBIAN_ESTIMATORS[config.jacobian.estimator].every
     if every == 1:
         return _gradient(config, num_classes, lambda name: name == "jacobian", config.beta)
-    # A step that is due or not is a conditional, in which XLA's CPU backend runs convolutions
-    # many times slower. Without a step the loss has the term always, with weight one.
+    # Without a step the loss has the term always, with weight one: no conditional to compile,
+    # and steps that are not due cost nothing here.
     always = _gradient(
         config, num_classes, lambda name: name == "jacobian", config.beta, with_step=False
     )
