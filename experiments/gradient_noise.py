@@ -135,7 +135,23 @@ def with_estimator(config: ConfigDict, estimator: str, sub_batch: int | None = N
 
 def jacobian_gradient(config: ConfigDict, num_classes: int) -> GradientFn:
     """Gradient of ``-E[log J_f]`` as the training step of ``config`` takes it, without beta."""
-    return _gradient(config, num_classes, lambda name: name == "jacobian", config.beta)
+    every = JACOBIAN_ESTIMATORS[config.jacobian.estimator].every
+    if every == 1:
+        return _gradient(config, num_classes, lambda name: name == "jacobian", config.beta)
+    # Without a step the loss has the term always, with weight one: no conditional to compile,
+    # and steps that are not due cost nothing here.
+    always = _gradient(
+        config, num_classes, lambda name: name == "jacobian", config.beta, with_step=False
+    )
+
+    def gradient(
+        params: ModelParams, x: jax.Array, labels: jax.Array, key: jax.Array, step: int
+    ) -> np.ndarray:
+        if step % every == 0:
+            return every * always(params, x, labels, key, step)
+        return np.zeros(sum(leaf.size for leaf in jax.tree.leaves(params.network)), np.float32)
+
+    return gradient
 
 
 def rest_gradient(config: ConfigDict, num_classes: int) -> GradientFn:
@@ -144,7 +160,11 @@ def rest_gradient(config: ConfigDict, num_classes: int) -> GradientFn:
 
 
 def _gradient(
-    config: ConfigDict, num_classes: int, is_wanted: Callable[[str], bool], divisor: float
+    config: ConfigDict,
+    num_classes: int,
+    is_wanted: Callable[[str], bool],
+    divisor: float,
+    with_step: bool = True,
 ) -> GradientFn:
     method = method_of(config, num_classes)
 
@@ -153,7 +173,7 @@ def _gradient(
         params: ModelParams, x: jax.Array, labels: jax.Array, key: jax.Array, step: jax.Array
     ) -> jax.Array:
         keys = jax.random.split(key, x.shape[0])
-        context = TrainContext(keys=keys, reverse_only=True, step=step)
+        context = TrainContext(keys=keys, reverse_only=True, step=step if with_step else None)
 
         def wanted(network: jax.Array) -> jax.Array:
             loss = method.loss(params.replace(network=network), x, labels, context)

@@ -105,6 +105,18 @@ def test_lazy_pays_by_step_and_not_in_the_long_run(quadratic):
     assert seen.variance == pytest.approx(every * expected + every - 1, rel=0.05)
 
 
+@pytest.mark.parametrize("step", [0, 1, 8])
+def test_lazy_is_drawn_as_it_is_trained(quadratic, step):
+    """Oracle: the gradient of the loss with its conditional on the step."""
+    config, params, batch, _ = quadratic
+    lazy = noise.with_estimator(config, "lazy")
+    trained = noise._gradient(lazy, 2, lambda name: name == "jacobian", config.beta)
+    arguments = (params, *batch, jax.random.key(0), step)
+    np.testing.assert_allclose(
+        noise.jacobian_gradient(lazy, 2)(*arguments), trained(*arguments), rtol=1e-5
+    )
+
+
 def test_a_biased_gradient_is_found_out():
     """Oracle: normal draws around 1.2 g, with known variance."""
     generator = np.random.default_rng(0)
