@@ -68,7 +68,7 @@ JACOBIAN_ESTIMATORS: dict[str, JacobianEstimator] = {
     "few": JacobianEstimator(_few),
     # The paper's n, Jacobians without gradient, then one backward pass along v = (J J^T)^-1 J e.
     # Saves memory and time where R is large; noisier than fewer examples at the same
-    # cost, on untrained and on trained networks (experiments/README.md).
+    # cost, on SmallMLP untrained and trained (experiments/README.md).
     "probe": JacobianEstimator(authors_sub_batch_size, gradient="probe"),
     # Every example, for networks with a dense first layer narrower than the input:
     # J J^T = A (W^T W) A^T. Exact, and several times cheaper than "exact".
