@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
 
     def difference_text(self) -> str:
         """The difference with its sign, or nothing."""
-        return "" if self.difference is None else f"{self.difference:+.1f}"
+        return "" if self.difference is None else f"{self.difference:+z.1f}"
 
     def ours_text(self) -> str:
         """Ours, the number of seeds and the difference; or that it was not run."""

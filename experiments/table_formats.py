@@ -39,9 +39,13 @@ def as_latex(tables: Iterable[Table]) -> str:
 
     parts = []
     for table in tables:
-        header, body = _texts(table)
-        lines = [" & ".join(map(escaped, line)) + r" \\" for line in (header, *body)]
-        lines.insert(1, r"\midrule")
+        above = [
+            rf"\multicolumn{{2}}{{c}}{{{escaped(column.heading)}}}" for column in table.columns
+        ]
+        header = ["method", *("paper", "ours") * len(table.columns)]
+        rows = [["", *above], header, *([*map(escaped, line)] for line in _texts(table)[1])]
+        lines = [" & ".join(row) + r" \\" for row in rows]
+        lines.insert(2, r"\midrule")
         columns = "l" + "rr" * len(table.columns)
         parts += [
             r"\begin{table}\centering\footnotesize",
