@@ -244,7 +244,15 @@ def clean_environment(where: Path, trials: int, generator: random.Random) -> Out
         venv = where / f"venv{trial}"
         steps = [
             [sys.executable, "-m", "venv", str(venv)],
-            [f"{venv}/bin/pip", "install", "-q", "--require-hashes", "-r", "requirements.txt"],
+            [
+                f"{venv}/bin/pip",
+                "install",
+                "-q",
+                "--no-deps",
+                "--require-hashes",
+                "-r",
+                "requirements.txt",
+            ],
             [
                 f"{venv}/bin/python",
                 "-m",
