@@ -33,7 +33,8 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "mass_beta0": ("mass", {"beta": "0"}),
     "mass_exact": ("mass", {"jacobian.batch_stats": "frozen"}),
     "mass_exact_paper_bn": ("mass", {"jacobian.batch_stats": "paper"}),
-    "mass_fast": ("mass", {"jacobian.batch_stats": "frozen", "jacobian.estimator": "few"}),
+    "mass_fast": ("mass", {"jacobian.batch_stats": "frozen", "jacobian.estimator": "fast"}),
+    "mass_few": ("mass", {"jacobian.batch_stats": "frozen", "jacobian.estimator": "few"}),
     "mass_probe": ("mass", {"jacobian.batch_stats": "frozen", "jacobian.estimator": "probe"}),
     "mass_lazy": ("mass", {"jacobian.batch_stats": "frozen", "jacobian.estimator": "lazy"}),
     "mass_exact_full_batch": (

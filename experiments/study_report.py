@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from experiments.cells import NETWORKS, RESULTS
-from mass_jax.plots import BLACK, BLUE, GREEN, GREY, PURPLE, SKY, VERMILLION
+from mass_jax.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 
 RECORD = RESULTS / "estimator_study.json"
 _HEADINGS = (
@@ -29,6 +29,7 @@ _LOOKS = {
     "sub_batch": (BLUE, "o"),
     "few": (VERMILLION, "v"),
     "probe": (GREEN, "D"),
+    "fast": (ORANGE, "X"),
     "gram": (SKY, "P"),
     "lazy": (PURPLE, "^"),
 }

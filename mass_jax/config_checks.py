@@ -150,10 +150,10 @@ def check_combinations(flat: dict[str, Any]) -> None:
         ),
         (
             flat["method"] == "mass"
-            and flat["jacobian.estimator"] == "probe"
+            and flat["jacobian.estimator"] in ("probe", "fast")
             and flat["jacobian.batch_stats"] == "paper",
-            "config.jacobian.estimator=probe takes one example at a time; set "
-            "config.jacobian.batch_stats=frozen",
+            f"config.jacobian.estimator={flat['jacobian.estimator']} takes one example at a time; "
+            "set config.jacobian.batch_stats=frozen",
         ),
         (
             flat["method"] == "mass"
@@ -163,10 +163,10 @@ def check_combinations(flat: dict[str, Any]) -> None:
         ),
         (
             flat["method"] == "mass"
-            and flat["jacobian.estimator"] in ("probe", "gram")
+            and flat["jacobian.estimator"] in ("probe", "fast", "gram")
             and (flat["jacobian.mode"] == "forward" or flat["jacobian.chunk_size"] is not None),
-            "config.jacobian.estimator=probe and gram need jacobian.mode=auto or reverse and no "
-            "jacobian.chunk_size",
+            "config.jacobian.estimator=probe, fast and gram need jacobian.mode=auto or reverse and "
+            "no jacobian.chunk_size",
         ),
         (
             len(set(flat["optimizer.decay_epochs"])) != len(flat["optimizer.decay_epochs"]),

@@ -70,6 +70,9 @@ JACOBIAN_ESTIMATORS: dict[str, JacobianEstimator] = {
     # Saves memory and time where R is large; noisier than fewer examples at the same
     # cost, on SmallMLP untrained and trained (experiments/README.md).
     "probe": JacobianEstimator(authors_sub_batch_size, gradient="probe"),
+    # One probe for each of the few: the cheapest of all, and the preset to take when the step
+    # has to be fast. Its noise does not show beside that of the other terms (same place).
+    "fast": JacobianEstimator(_few, gradient="probe"),
     # Every example, for networks with a dense first layer narrower than the input:
     # J J^T = A (W^T W) A^T. Exact, and several times cheaper than "exact".
     "gram": JacobianEstimator(_whole_batch, form="gram"),

@@ -65,14 +65,14 @@ def log_prob(mixture: GaussianMixture, z: jax.Array) -> jax.Array:
         raise ValueError(f"z has shape {z.shape}; this mixture needs (batch, {dim})")
     inverse = inverse_lower(jnp.tril(mixture.scale_tril)).reshape(-1, dim, dim)  # [C, R, R]
     means = mixture.means.reshape(-1, dim)  # [C, R], C = all components of all mixtures
-    # L^-1 (z - mu) as L^-1 z - L^-1 mu is one large matrix product, not C small ones. It
-    # cancels when z and mu are far from the origin, so both are measured from the mean of
-    # all means, on which the density does not depend.
+    # L^-1 (z - mu) is [L^-1, -L^-1 mu] [z, 1]: one large matrix product for all components, and
+    # another for each gradient. It cancels when z and mu are far from the origin, so both are
+    # measured from the mean of all means, on which the density does not depend.
     origin = jax.lax.stop_gradient(jnp.mean(means, axis=0, keepdims=True))
-    whitened = (
-        jnp.einsum("bs,crs->bcr", z - origin, inverse, precision=_HIGHEST)
-        - jnp.einsum("cs,crs->cr", means - origin, inverse, precision=_HIGHEST)[None]
-    )
+    shift = jnp.einsum("cs,crs->cr", means - origin, inverse, precision=_HIGHEST)
+    affine = jnp.concatenate([inverse, -shift[:, :, None]], axis=-1)  # [C, R, R + 1]
+    extended = jnp.concatenate([z - origin, jnp.ones_like(z[:, :1])], axis=-1)  # [B, R + 1]
+    whitened = jnp.einsum("bs,crs->bcr", extended, affine, precision=_HIGHEST)
     distance = jnp.sum(jnp.square(whitened), axis=-1)  # [B, C]
     diagonal = jnp.diagonal(mixture.scale_tril, axis1=-2, axis2=-1)  # [..., M, R]
     log_det = jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)

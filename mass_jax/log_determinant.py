@@ -91,13 +91,17 @@ def half_log_det_and_gradient(
         raise ValueError(f"singular={singular!r}: choose 'floor' or '-inf'")
     check_not_expanding(*jacobian.shape[-2:])
     dtype = jnp.promote_types(jacobian.dtype, jnp.float32)  # bfloat16 is too coarse here
-    rows = jacobian.astype(dtype)
-    plain = _one_pass(_gram(rows))
-    return jax.lax.cond(
-        jnp.all(plain.is_sound),
-        lambda: (plain.value, _product(plain.precision, rows)),
-        lambda: _two_pass_cholesky_qr(_scaled_rows(rows), singular),
-    )
+    rows = _scaled_rows(jacobian.astype(dtype))
+    plain = _one_pass(rows.gram)
+
+    def one_pass() -> tuple[jax.Array, jax.Array]:
+        value = plain.value + jnp.sum(jnp.log(rows.largest), axis=(-2, -1))
+        return value, _product(plain.precision / rows.largest, rows.shrunk)  # small before large
+
+    def two_passes() -> tuple[jax.Array, jax.Array]:
+        return _two_pass_cholesky_qr(rows, singular)
+
+    return jax.lax.cond(jnp.all(plain.is_sound), one_pass, two_passes)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -180,6 +184,7 @@ class _ScaledRows(NamedTuple):
 
     largest: jax.Array  # [..., R, 1], one where a row is zero
     shrunk: jax.Array  # [..., R, D], entries in [-1, 1]
+    gram: jax.Array  # [..., R, R], of the shrunk rows
     norm: jax.Array  # [..., R, 1], of the shrunk rows
     correlation: jax.Array  # [..., R, R]
     log_scale: jax.Array  # [..., R], log of the rows' norms
@@ -199,7 +204,7 @@ def _scaled_rows(jacobian: jax.Array) -> _ScaledRows:
     log_scale = jnp.log(largest) + jnp.log(norm)
     log_scale = jnp.where(is_zero, jnp.log(jnp.finfo(jacobian.dtype).tiny), log_scale)[..., 0]
     correlation = gram / (norm * jnp.swapaxes(norm, -1, -2))
-    return _ScaledRows(largest, shrunk, norm, correlation, log_scale)
+    return _ScaledRows(largest, shrunk, gram, norm, correlation, log_scale)
 
 
 def _two_pass_cholesky_qr(

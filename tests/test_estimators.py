@@ -63,12 +63,13 @@ def test_gram_form_is_exact(batch_stats, estimator, tolerance):
 
 
 @float64_only
-def test_probe_is_exact_in_value_and_unbiased_in_gradient(tolerance):
+@pytest.mark.parametrize(("estimator", "oracle"), [("probe", "sub_batch"), ("fast", "few")])
+def test_probe_is_exact_in_value_and_unbiased_in_gradient(estimator, oracle, tolerance):
     """Oracle: the exact gradient; the mean over 600 keys lies within 5 standard errors of it
     in every parameter, and the values do not depend on the key."""
     key, step = jax.random.key(0), jnp.asarray(0)
-    params, exact = setting(estimator="sub_batch", batch_stats="frozen")
-    _, probe = setting(estimator="probe", batch_stats="frozen")
+    params, exact = setting(estimator=oracle, batch_stats="frozen")
+    _, probe = setting(estimator=estimator, batch_stats="frozen")
     (value, _), gradient = exact(params, key, step)
     keys = jax.random.split(jax.random.key(5), 600)
     (values, _), gradients = jax.lax.map(lambda k: probe(params, k, step), keys)
