@@ -28,6 +28,7 @@ SLURM_SCRIPT = "sweep.sbatch"
 # How a training ends that was asked to stop; negative if that came before its handlers.
 _STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
 _RETRIES_AFTER_LOST_WORKERS = 10
+_ATTEMPTS_TO_START = 4  # Ray gives its own processes 30 s, too few on a busy machine
 _OBJECT_STORE_BYTES = 100 * 1024**2  # exit codes are all that travels
 # Variables a training on another machine must see as ours would.
 _PASSED_ON = ("JAX_", "XLA_", "TFDS_", "PYTHONPATH")
@@ -102,12 +103,16 @@ def _connected_ray(options: argparse.Namespace) -> ModuleType:
         raise LauncherError("--launcher=ray needs Ray: pip install 'mass-jax[ray]'") from None
     is_own = options.ray_address == "local"
     own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
-    try:
-        more = own if is_own else {}
-        ray.init(options.ray_address, log_to_driver=False, logging_level=logging.ERROR, **more)
-    except Exception as error:  # Ray raises bare ones, too
-        reason = " ".join(str(error).split())
-        raise LauncherError(f"--ray_address={options.ray_address}: {reason}") from None
+    for attempt in reversed(range(_ATTEMPTS_TO_START if is_own else 1)):
+        try:
+            more = own if is_own else {}
+            ray.init(options.ray_address, log_to_driver=False, logging_level=logging.ERROR, **more)
+            break
+        except Exception as error:  # Ray raises bare ones, too
+            ray.shutdown()
+            if attempt == 0:
+                reason = " ".join(str(error).split())
+                raise LauncherError(f"--ray_address={options.ray_address}: {reason}") from None
     needed = {"CPU": options.cpus_per_cell, "GPU": options.gpus_per_cell}
     if not any(
         all(node["Resources"].get(kind, 0) >= amount for kind, amount in needed.items())

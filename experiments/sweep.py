@@ -20,6 +20,7 @@ from experiments.running import duration
 from experiments.sweep_report import report_if_possible
 from experiments.sweep_state import remember
 from mass_jax.command_line import Parser, comma_separated, positive
+from mass_jax.data import DataError, load_dataset
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{cell.name:<60} {duration(minutes[cell])}")
         print(f"{'all of them, one after another':<60} {duration(sum(minutes.values()))}")
         return 0
+    if waiting and (missing := _what_is_wrong_with_data(waiting[0], options.data_dir)):
+        print(f"error: {missing}", file=sys.stderr)
+        return 2
     if options.launcher != "local":  # other machines have other current directories
         _make_absolute(options)
     remember(cells, options.workdir)
@@ -119,6 +123,16 @@ def _chosen(options: argparse.Namespace) -> list[Cell]:
         and options.regularised in (None, "yes" if cell.dropout or cell.weight_decay else "no")
         and (options.batch_stats == "paper" or (cell.method == "mass" and cell.beta != 0))
     ]
+
+
+def _what_is_wrong_with_data(cell: Cell, data_dir: str | None) -> str:
+    """Said once, before hundreds of cells find out one after another."""
+    data = cell.config().data
+    try:
+        load_dataset(data.name, data_dir or data.dir, data.ood)
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def _make_absolute(options: argparse.Namespace) -> None:

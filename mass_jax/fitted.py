@@ -59,6 +59,10 @@ class Fitted:
             f"representation_dim={config.representation_dim})"
         )
 
+    def predict(self, x: ArrayLike) -> np.ndarray:
+        """The most probable class ``[N]`` of examples ``[N, ...]``."""
+        return np.argmax(self.predict_proba(x), axis=-1)
+
     def predict_proba(self, x: ArrayLike) -> np.ndarray:
         """Class probabilities ``[N, K]`` of examples ``[N, ...]``."""
         # Softmax in float32 sums to one within 1e-6; users compare with less.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import sys
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
@@ -148,6 +149,8 @@ def _fit_in(
         results = train(config, dataset, workdir, quiet=quiet, build_network=build_network)
         if report:
             reporting.report_if_possible(workdir)
+            if not quiet and (workdir / "report.html").exists():
+                print(f"report: {workdir / 'report.html'}", file=sys.stderr)
     experiment = make_experiment(config, dataset, build_network)
     run = read_run(workdir)
     trained = params_of(run, build_network or network_builder(config))
@@ -203,6 +206,7 @@ def _own_dataset(
     if ood is not None and not isinstance(ood, Mapping):
         raise DataError("ood must be a dictionary: examples by the name of their set")
     images = np.asarray(x_train)
+    _check_every_class_occurs(np.asarray(y_train))
     dataset = dataset_from_arrays(
         images,
         np.asarray(y_train),
@@ -225,6 +229,18 @@ def _own_dataset(
         # A detector in use does not know the statistics of what is strange.
         ood={name: (split, statistics) for name, (split, _) in dataset.ood.items()},
     )
+
+
+def _check_every_class_occurs(labels: np.ndarray) -> None:
+    """A class without an example would get its share of every prediction."""
+    if not np.issubdtype(labels.dtype, np.integer) or labels.size == 0 or labels.min() < 0:
+        return  # has an error of its own
+    absent = np.setdiff1d(np.arange(min(labels.max(), labels.size) + 1), labels)
+    if absent.size:
+        raise DataError(
+            f"y_train has no example of class {absent[0]}, but one of {labels.max()}; number the "
+            "classes from 0 without gaps, as numpy.unique(y, return_inverse=True)[1] does"
+        )
 
 
 def _check_per_example(own: OwnNetwork, dataset: Dataset) -> None:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
 
 from mass_jax import gaussian_mixture, jacobian
 from mass_jax.estimators import JACOBIAN_ESTIMATORS, num_jacobian_examples
@@ -291,6 +293,7 @@ def mass_loss(
     References:
       MASS, arXiv:1905.07822, Eq. (2) and section 3.1.
     """
+    x = jnp.asarray(x)
     z, half_log_det = _seen(
         params, x, apply_fn, estimator, sub_batch, batch_stats, mode, chunk_size, singular
     )
@@ -301,8 +304,27 @@ def mass_loss(
     class_log_prob = gaussian_mixture.log_prob(q, z)
     if class_log_prob.ndim != 2:
         raise ValueError("q must be one mixture per class, with leading axes [K, M]")
+    labels = _checked_labels(labels, *class_log_prob.shape)
     terms = mass_loss_terms(class_log_prob, labels, half_log_det, log_prior)
     return mass_objective(terms, beta), terms
+
+
+def _checked_labels(labels: ArrayLike, batch_size: int, num_classes: int) -> jax.Array:
+    if not isinstance(labels, jax.Array):
+        labels = np.asarray(labels)
+    if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != (batch_size,):
+        raise ValueError(
+            f"labels have shape {labels.shape} and type {labels.dtype}; need ({batch_size},) "
+            "integers, one per example of x"
+        )
+    if not isinstance(labels, jax.core.Tracer):  # whose values nobody knows yet
+        values = np.asarray(labels)
+        if np.any((values < 0) | (values >= num_classes)):
+            raise ValueError(
+                f"labels run from {values.min()} to {values.max()}; q has {num_classes} classes, "
+                f"so they must be from 0 to {num_classes - 1}"
+            )
+    return jnp.asarray(labels)
 
 
 def _seen(

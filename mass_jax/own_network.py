@@ -157,7 +157,8 @@ def _abstractly(function: Callable[..., Any], *arguments: Any) -> Any:
     except (FlaxError, ValueError, TypeError, KeyError, AttributeError, AssertionError) as error:
         reason = " ".join(str(error).split())
         remedy = ""
-        if "rng" in reason.lower() or "deterministic" in reason or "running_average" in reason:
+        switches = ("rng", "deterministic", "running_average", "required positional argument")
+        if any(switch in reason.lower() for switch in switches):
             remedy = f"; it needs dropout keys or a training switch: {_REMEDY}"
         raise ConfigError(
             f"the network cannot be called on a batch ({type(error).__name__}: {reason[:200]})"

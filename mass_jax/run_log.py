@@ -24,6 +24,7 @@ from tensorboardX import SummaryWriter
 
 from mass_jax.progress import SECONDS_BETWEEN_LINES
 
+_SECONDS_TO_FIRST_RATE = 2.0
 METRICS_FILE = "metrics.jsonl"
 # Metrics of a step that are not loss terms, in the order in which a cause should be named.
 NOT_LOSS_TERMS = ("accuracy", "learning_rate", "loss", "gradient_norm", "parameter_norm")
@@ -47,6 +48,7 @@ class RunLog:
         console = Console(stderr=True)
         self._total, self._quiet = total_steps, quiet
         self._next_line = 0.0
+        self._is_first_block = True  # whose time is mostly compilation
         self._bar = None
         if console.is_terminal and not quiet:
             self._bar = Progress(
@@ -94,8 +96,12 @@ class RunLog:
         elif not self._quiet and (time.monotonic() >= self._next_line or step == self._total):
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
             minutes = (self._total - step) / max(steps_per_second, 1e-9) / 60
-            line = f"step {step:,}/{self._total:,}  {status}  {minutes:.1f} minutes left"
-            print(line, file=sys.stderr, flush=True)
+            rest = f"{status}  {minutes:.1f} minutes left"
+            if self._is_first_block and step < self._total:
+                rest = f"loss {loss:.4f}  compiled"
+                self._next_line = time.monotonic() + _SECONDS_TO_FIRST_RATE
+            print(f"step {step:,}/{self._total:,}  {rest}", file=sys.stderr, flush=True)
+        self._is_first_block = False
 
 
 def _keep_rows_until(path: Path, step: int) -> None:

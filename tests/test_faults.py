@@ -1,5 +1,6 @@
 """The fault campaign, short: every fault that needs no minutes, each with its control."""
 
+import gc
 import json
 import random
 import socket
@@ -11,13 +12,13 @@ from experiments.faults.__main__ import FAULTS, main
 from mass_jax.main import main as train
 
 TRIALS = {
-    "kill": 2,
-    "signals": 2,
+    "kill": 1,
+    "signals": 1,
     "corruption": 9,
     "numerics": 1,
-    "overrides": 300,
-    "data": 60,
-    "disks": 3,
+    "overrides": 200,
+    "data": 30,
+    "disks": 2,
     "workdir": 2,
     "companions": 1,
     "malicious": 3,
@@ -57,10 +58,13 @@ def test_the_list_is_whole():
     assert trials["overrides"] >= 1000
 
 
+# Reading garbage leaves futures of tensorstore behind that complain when they are collected.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_silent_failure_would_be_seen(tmp_path, monkeypatch):
     """Oracle: a campaign against a product that does not verify must report it."""
     monkeypatch.setattr(files.checkpoint, "verify", lambda path, step: "unchecked")
     trial = files.corruption(tmp_path, 6, random.Random(0))
+    gc.collect()  # here, where it is expected
     assert trial.silent > 0
 
 

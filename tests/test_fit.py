@@ -210,7 +210,7 @@ REFUSED = {
     "flax BatchNorm": (FlaxBatchNorm(), {}, r"state of its own \(batch_stats\); .*LayerNorm"),
     "flax BatchNorm, context": (FlaxBatchNormWithContext(), {}, r"\(batch_stats\); .*LayerNorm"),
     "flax dropout": (FlaxDropout(), {}, r"dropout keys.*mass_jax.networks.BatchNorm and Dropout"),
-    "a train argument": (TrainSwitch(), {}, "cannot be called on a batch"),
+    "a train argument": (TrainSwitch(), {}, r"cannot be called .* __call__\(self, x, context\)"),
     "across the batch": (LooksAcross(), {}, "depends on the other examples"),
     "no output axis": (Flat(), {}, r"must map a batch \(B, ...\) to \(B, R\)"),
     "a class": (Net, {}, r"pass Net\(...\)"),
@@ -228,6 +228,12 @@ REFUSED = {
     "dropout of ours": (Net(), {"config": {"dropout_rate": 0.5}}, "build them into your own"),
     "no labels": (Net(), {"y_train": None}, "every x needs its y"),
     "test without labels": (Net(), {"x_test": X}, "every x needs its y"),
+    "classes from one": (Net(), {"y_train": Y + 1}, "no example of class 0"),
+    "a gap in the classes": (
+        Net(),
+        {"y_train": 1000 * Y},
+        "no example of class 1, but one of 1000",
+    ),
     "nan": (Net(), {"x_train": np.where(X > 5, np.nan, X)}, "NaN"),
     "ood is an array": (Net(), {"ood": X}, "must be a dictionary"),
     "name and arrays": (Net(), {"x_train": "digits"}, "leave out y_train"),
@@ -273,6 +279,23 @@ def test_digests_tell_networks_apart():
     digests = [digest(pure, params=params) for params in functions]
     assert len(set(digests)) == 3
     assert digests[0].split("-")[0] == digests[1].split("-")[0] != digests[2].split("-")[0]
+
+
+BAD_LABELS = {
+    "below zero": (Y[:16] - 1, "labels run from -1 to 0; q has 2"),
+    "too large": (Y[:16] + 1, "labels run from 1 to 2; q has 2"),
+    "too few": (Y[:15], r"shape \(15,\)"),
+    "a column": (Y[:16, None], r"shape \(16, 1\)"),
+    "words": (["a"] * 16, "integers, one per example"),
+    "fractions": (Y[:16] / 2, "float64; need"),
+}
+
+
+@pytest.mark.parametrize(("labels", "message"), BAD_LABELS.values(), ids=BAD_LABELS)
+def test_mass_loss_refuses_labels_it_cannot_use(labels, message, key):
+    q = mass_jax.INITIALISATIONS["zeros"](key, 2, 1, 3)
+    with pytest.raises(ValueError, match=message):
+        mass_jax.mass_loss(1.0, q, X[:16], labels, 0.1, apply_fn=lambda scale, x: scale * x[:3])
 
 
 def test_mass_loss_is_the_method_s_objective(key):

@@ -7,8 +7,10 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import mass_jax
 from mass_jax import main, options
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import prepare
@@ -29,12 +31,13 @@ SHORT = {
     "experiments.export": "",
     "experiments.figure1": "",
     "experiments.sweep": "--dry_run",
+    "experiments.sweep_report": "--out=report.html",
     "experiments.tables": "",
     "mass_jax.completion": "",
     "mass_jax.report": "",
 }
 # These take minutes to hours: tests/test_benchmark.py and tests/test_faults.py run parts of them.
-LONG = ("experiments.benchmark", "experiments.faults")
+LONG = ("experiments.benchmark", "experiments.faults", "experiments.run_notebooks")
 # The paper's experiment on the data at hand.
 SMALL = "--config.data.name=digits --config.train_size=900 --config.data.validation_size=100"
 SMALL += " --config.data.ood= --config.steps=2 --config.batch_size=32 --quiet"
@@ -71,7 +74,17 @@ def test_own_network_and_data_in_about_ten_lines():
     printed = run_example(1, most_lines=11)
     assert float(re.search(r"test accuracy: ([0-9.]+)", printed)[1]) > 0.9
     assert "CDI, nats:" in printed
-    assert len(blocks("python")) == 2
+
+
+def test_own_network_with_batch_norm_and_dropout():
+    """Oracle: it trains, on two clouds a line tells apart."""
+    defined = {}
+    exec(blocks("python")[2], defined)
+    x = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    fitted = mass_jax.fit(defined["Net"](), x, y, steps=60, quiet=True)
+    assert np.mean(fitted.predict(x) == y) > 0.8
+    assert len(blocks("python")) == 3
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"configs/(\w+\.py)", README))))

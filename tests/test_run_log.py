@@ -29,16 +29,20 @@ def test_rows_survive_and_lost_ones_are_cut(tmp_path):
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_progress_lines_without_a_terminal(tmp_path, capsys, quiet):
+def test_progress_lines_without_a_terminal(tmp_path, capsys, quiet, monkeypatch):
+    """Oracle: by hand; the rate of the first block is that of the compiler, and not told."""
+    times = iter([0.0, 0.0, 3.0, 3.0, 3.5, 60.0, 60.0, 60.0])
+    monkeypatch.setattr("mass_jax.run_log.time.monotonic", lambda: next(times))
     with RunLog(tmp_path, 0, 100, quiet=quiet) as log:
-        log.progress(10, 1.5, 2.0)
-        log.progress(11, 1.5, 2.0)  # too soon for another line
+        log.progress(10, 1.5, 0.01)
+        log.progress(20, 1.5, 2.0)
+        log.progress(21, 1.5, 2.0)  # too soon for another line
         log.progress(100, 0.5, 2.0)
-    error = capsys.readouterr().err
-    assert error.count("\n") == (0 if quiet else 2)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (0 if quiet else 3)
     if not quiet:
-        assert "step 10/100" in error
-        assert "0.8 minutes left" in error
+        assert lines[0] == "step 10/100  loss 1.5000  compiled"
+        assert lines[1] == "step 20/100  loss 1.5000  2 steps/s  0.7 minutes left"
 
 
 def test_the_bar_on_a_terminal(tmp_path, monkeypatch, capsys):

@@ -42,6 +42,7 @@ def stand_in(monkeypatch, tmp_path):
         return [sys.executable, str(script), str(workdir), value, "0"]
 
     monkeypatch.setattr(running, "command", command)
+    monkeypatch.setattr(sweep, "load_dataset", lambda *arguments: None)
 
 
 def arguments(tmp_path):
@@ -111,6 +112,18 @@ def test_time_limit_ends_the_sweep(stand_in, tmp_path, capsys):
 def test_nothing_to_run_is_an_error(tmp_path, capsys):
     assert sweep.main([*arguments(tmp_path), "--betas=7"]) == 2
     assert "no cell" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_missing_data_are_said_once(launcher, tmp_path, capsys, monkeypatch):
+    """Oracle: one line, and no cell started."""
+    monkeypatch.setattr("mass_jax.data.sources.find_spec", lambda name: None)  # no downloads
+    data = f"--data_dir={tmp_path}"
+    assert sweep.main([*arguments(tmp_path), data, f"--launcher={launcher}"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ")
+    assert "cifar10" in line
+    assert not (tmp_path / "work").exists()
 
 
 def test_a_reader_who_has_enough_is_no_error():
