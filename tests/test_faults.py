@@ -75,6 +75,21 @@ def test_a_bad_override_that_is_accepted_would_be_seen(monkeypatch):
     assert verdict.silent
 
 
+def test_rows_of_other_invocations_are_kept(tmp_path, capsys):
+    """Oracle: what was in the file before."""
+    report = tmp_path / "faults.json"
+    kill = {"number": 1, "trials": 50, "survived": 50, "silent": 0, "control": True}
+    report.write_text(json.dumps({"faults": {"kill": kill}}))
+    assert main(["--only=data", "--trials=2", f"--json={report}"]) == 0
+    rows = json.loads(report.read_text())["faults"]
+    assert list(rows) == ["kill", "data"]
+    assert rows["kill"] == kill
+    assert {"seed", "commit"} < rows["data"].keys()
+    report.write_text("[]")
+    assert main(["--only=data", "--trials=2", f"--json={report}"]) == 2
+    assert "holds no outcome" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["--only=earthquake"], ["--trials=0"]])
 def test_nonsense_is_refused(arguments, tmp_path, capsys):
     assert main([*arguments, f"--json={tmp_path / 'x.json'}"]) == 2

@@ -51,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trials", type=int, help="of every fault; default: the long campaign")
     parser.add_argument("--only", default=",".join(names), help=f"some of {','.join(names)}")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, required=True, help="where the outcome is written")
+    parser.add_argument(
+        "--json", type=Path, required=True, help="gets the outcome; other rows in it are kept"
+    )
     options = parser.parse_args(argv)
     if not options.json.parent.is_dir():  # better now than after an hour
         print(f"error: --json={options.json}: there is no such directory", file=sys.stderr)
@@ -62,7 +64,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = f"--only={unknown[0]}" if unknown else f"--trials={options.trials}"
         print(f"error: {what}: choose of {', '.join(names)}, at least one trial", file=sys.stderr)
         return 2
+    try:
+        kept = dict(json.loads(options.json.read_text())["faults"]) if options.json.exists() else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        print(f"error: --json={options.json}: holds no outcome of this command", file=sys.stderr)
+        return 2
     rows: dict[str, Any] = {}
+    made_on = environment()
     print(f"{'fault':<14}{'trials':>8}{'survived':>10}{'silent':>8}  control  seconds")
     for fault in FAULTS:
         if fault.name not in wanted:
@@ -82,8 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         for problem in found.problems:
             print(f"    {problem}", flush=True)
         rows[fault.name] = {"number": fault.number, **found._asdict(), "seconds": seconds}
-        made_with = {"seed": options.seed, "environment": environment()}
-        write_atomically(options.json, json.dumps({"faults": rows, **made_with}, indent=2) + "\n")
+        rows[fault.name] |= {"seed": options.seed, "commit": made_on["commit"]}
+        in_order = {f.name: (kept | rows)[f.name] for f in FAULTS if f.name in kept | rows}
+        recorded = {"faults": in_order, "environment": made_on}
+        write_atomically(options.json, json.dumps(recorded, indent=2) + "\n")
     good = all(row["control"] and row["survived"] == row["trials"] for row in rows.values())
     return 0 if good else 1
 
