@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from mass_jax import options as command_line
 from mass_jax import reporting
 from mass_jax.checkpoint import CheckpointError
+from mass_jax.compilation_cache import compilation_cache
 from mass_jax.config import ConfigError, apply_overrides, resolve
 from mass_jax.data import DataError, load_dataset
 from mass_jax.signals import Interrupted, StopSignal
@@ -47,10 +48,10 @@ def _main(argv: list[str], stop: StopSignal) -> int:
             # What they call an error comes to us as an exception, and is said in one line.
             logging.getLogger(library).setLevel(logging.CRITICAL)
         config = resolve(apply_overrides(command_line.load_config(options.config), overrides))
-        _use_compilation_cache()
         _join_cluster(options)
         workdir = Path(options.workdir) if options.workdir else Path("runs") / run_name(config)
-        results = _run(config, workdir, options, stop)
+        with compilation_cache():
+            results = _run(config, workdir, options, stop)
     except (ConfigError, DataError, CheckpointError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -94,13 +95,6 @@ def _run(
             with stop.deferred():  # the run is complete; a signal finds nothing to save
                 reporting.report_if_possible(workdir)
         return results
-
-
-def _use_compilation_cache() -> None:
-    """Compiled steps are kept, so that a re-run or resume starts in seconds."""
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-        jax.config.update("jax_compilation_cache_dir", str(cache / "mass_jax"))
 
 
 def _join_cluster(options: argparse.Namespace) -> None:
