@@ -101,7 +101,7 @@ def what_is_allowed(field: Field) -> str:
     elif field.kind in (int, float, "ints"):
         noun = {int: "a whole number", float: "a number", "ints": "whole numbers"}[field.kind]
         low = f"above {field.low:g}" if field.positive and field.low == 0 else f"from {field.low:g}"
-        high = "" if field.high == math.inf else f" to {field.high:g}"
+        high = "" if field.high == math.inf else f" to {field.high:,.12g}"
         allowed = f"{noun} {low}{high}"
     else:
         allowed = {bool: "true or false", str: "a name", "strs": "names, separated by commas"}[

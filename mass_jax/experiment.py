@@ -85,7 +85,7 @@ def make_experiment(
     if config.method == "mass" and config.representation_dim > size:
         raise ConfigError(
             f"config.representation_dim={config.representation_dim}: must be at most {size}, the "
-            f"size of a {config.data.name} example"
+            "size of an example"
         )
     keys = keys_of(config.seed)
     subset = draw_subset(

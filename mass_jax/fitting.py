@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import signal
 import sys
 import tempfile
 import weakref
@@ -33,7 +34,8 @@ from mass_jax.method import BuildNetwork
 from mass_jax.methods.vib import num_outputs
 from mass_jax.networks import NETWORKS
 from mass_jax.own_network import OwnNetwork, check_examples_do_not_interact, own_network
-from mass_jax.training import check_same_run, finished_results, train
+from mass_jax.signals import Interrupted
+from mass_jax.training import check_same_data, check_same_run, finished_results, train
 from mass_jax.workdir import locked
 
 _SET_BY_ARGUMENTS = ("network", "network_digest", "data.name", "data.ood")
@@ -88,7 +90,8 @@ def fit(
 
     Raises:
       ConfigError, DataError: one line, before anything is trained.
-      Interrupted: by a signal, after a checkpoint; the same call goes on from there.
+      KeyboardInterrupt, SystemExit: by SIGINT and SIGTERM, after a checkpoint; with a
+        ``workdir`` the same call goes on from there.
 
     Example:
       >>> import flax.linen as nn, numpy as np
@@ -143,10 +146,15 @@ def _fit_in(
 ) -> Fitted:
     check_same_run(config, workdir)
     finished = finished_results(config, workdir)
-    if finished is not None and finished.get("data_sha256") != dataset.checksums():
-        raise ConfigError(f"{workdir}: holds results on other data; use another workdir")
+    if finished is not None:
+        check_same_data(finished.get("data_sha256"), dataset.checksums(), workdir)
     with locked(workdir):
-        results = train(config, dataset, workdir, quiet=quiet, build_network=build_network)
+        try:
+            results = train(config, dataset, workdir, quiet=quiet, build_network=build_network)
+        except Interrupted as error:  # as Python programs end by these signals: 130 and 143
+            if error.signum == signal.SIGINT:
+                raise KeyboardInterrupt(f"{error}; the same call goes on") from None
+            raise SystemExit(128 + error.signum) from None
         if report:
             reporting.report_if_possible(workdir)
             if not quiet and (workdir / "report.html").exists():

@@ -85,6 +85,8 @@ def read_run(path: str | Path) -> StoredRun:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ArchiveError(f"{path}: describes no model ({reason}); not loaded") from None
+    if not path.exists():
+        raise checkpoint.CheckpointError(f"{path}: no such workdir or archive")
     found = checkpoint.restore_latest(path / "checkpoints")
     if found is None:
         raise checkpoint.CheckpointError(f"{path}: no good checkpoint to load")

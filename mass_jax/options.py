@@ -111,8 +111,10 @@ def load_config(path: str | None) -> ConfigDict:
         asked = Path(path)
         here = asked.parent in (Path(), Path("configs")) and asked.suffix in ("", ".py")
         if not here or asked.stem not in config_names():
+            near = difflib.get_close_matches(asked.stem, config_names(), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
             known = ", ".join(config_names())
-            raise ConfigError(f"--config={path}: no such file; {CONFIG_DIR} has {known}")
+            raise ConfigError(f"--config={path}: no such file; {hint}{CONFIG_DIR} has {known}")
         path = str(CONFIG_DIR / f"{asked.stem}.py")
     spec = importlib.util.spec_from_file_location("mass_jax_config_file", path)
     if spec is None or spec.loader is None:

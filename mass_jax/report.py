@@ -259,8 +259,13 @@ def _mistake_galleries(seen: RunPredictions) -> list[Html]:
     parts = [
         element("p", f"{wrong:,} of {len(seen.test.labels):,} test examples are misclassified.")
     ]
+    shown: set[int] = set()
     for heading, mistakes in zip(("Most confident", "Least confident"), both, strict=True):
-        figures = [_mistake(mistakes, number, brightest) for number in range(len(mistakes.labels))]
+        new = [number for number, row in enumerate(mistakes.rows) if int(row) not in shown]
+        if not new:
+            continue  # so few that they all stand above
+        shown |= {int(row) for row in mistakes.rows}
+        figures = [_mistake(mistakes, number, brightest) for number in new]
         parts += [element("h3", heading), element("div", joined(figures), class_="mistakes")]
     return parts
 

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +91,8 @@ def train(
         check_free_space(workdir, sum(leaf.nbytes for leaf in jax.tree.leaves(start.state)))
         write_atomically(workdir / CONFIG, json.dumps(config.to_dict(), indent=2) + "\n")
         write_atomically(workdir / "environment.json", json.dumps(environment(), indent=2) + "\n")
+    if writes and not quiet and start.state.step > 0:
+        print(f"going on from step {int(start.state.step):,}", file=sys.stderr, flush=True)
     with StopSignal() if stop is None else contextlib.nullcontext(stop) as stop:
         with stop.deferred():
             state, seconds, digest = _run_steps(
@@ -176,6 +179,17 @@ def check_same_run(config: ConfigDict, workdir: Path) -> None:
         )
 
 
+def check_same_data(saved: dict[str, str] | None, now: dict[str, str], workdir: Path) -> None:
+    """Refuses a workdir of other data, naming what differs."""
+    saved = saved or {}
+    changed = [name for name in sorted({*saved, *now}) if saved.get(name) != now.get(name)]
+    if changed:
+        raise ConfigError(
+            f"{workdir}: holds a run on other data ({', '.join(changed)} differ); give the same "
+            "data or another workdir"
+        )
+
+
 def _start(
     config: ConfigDict, experiment: Experiment, workdir: Path, checksums: dict[str, str]
 ) -> Start:
@@ -183,10 +197,7 @@ def _start(
     found = checkpoint.restore_latest(workdir / CHECKPOINTS)
     if found is None:
         return Start(state)
-    if found.meta.get("data_sha256") != checksums:
-        raise ConfigError(
-            f"{workdir}: its checkpoint was trained on other data; use another --workdir"
-        )
+    check_same_data(found.meta.get("data_sha256"), checksums, workdir)
     if found.step > config.steps:
         raise ConfigError(
             f"{workdir}: its checkpoint is at step {found.step}, beyond config.steps={config.steps}"

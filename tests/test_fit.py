@@ -1,6 +1,8 @@
 """`mass_jax.fit`: own networks, own data, the one training loop; what is refused and how."""
 
 import json
+import os
+import signal
 
 import flax.linen as nn
 import jax
@@ -11,7 +13,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 import mass_jax
-from mass_jax import checkpoint, networks
+from mass_jax import checkpoint, networks, training
 from mass_jax.config import ConfigError
 from mass_jax.data import DataError
 from mass_jax.own_network import own_network
@@ -114,8 +116,10 @@ def test_a_resumed_fit_ends_where_an_unbroken_one_does(tmp_path):
     # Another network, other data or other initial parameters in that workdir are refused.
     with pytest.raises(ConfigError, match=r"another configuration.*network_digest"):
         mass_jax.fit(Net(), X, Y, workdir=tmp_path / "whole", **QUICK)
-    with pytest.raises(ConfigError, match="other data"):
+    with pytest.raises(ConfigError, match=r"other data \(test/images, train/images differ\)"):
         mass_jax.fit(WithBatchNorm(), X + 1.0, Y, workdir=tmp_path / "whole", **QUICK)
+    with pytest.raises(ConfigError, match=r"other data \(far/images, far/labels differ\)"):
+        mass_jax.fit(WithBatchNorm(), X, Y, ood={"far": X}, workdir=tmp_path / "whole", **QUICK)
 
 
 def test_a_pure_function_with_its_parameters(tmp_path):
@@ -266,6 +270,28 @@ def test_a_model_shows_itself_in_a_line_and_refuses_other_shapes():
     for wrong in (X[:, :5], X[0], X[:0], np.full_like(X, np.nan)):
         with pytest.raises(DataError, match="x "):
             fitted.predict_proba(wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("SIGINT", KeyboardInterrupt), ("SIGTERM", SystemExit)]
+)
+def test_signals_end_a_fit_as_they_end_programs(name, error, tmp_path, monkeypatch):
+    """Oracle: what Python itself makes of them, after a checkpoint from which fit goes on."""
+    check = training._check_finite
+
+    def check_and_signal(*arguments):
+        os.kill(os.getpid(), getattr(signal, name))
+        return check(*arguments)
+
+    arguments = (Net(), X, Y)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "_check_finite", check_and_signal)
+        with pytest.raises(error):
+            mass_jax.fit(*arguments, workdir=tmp_path / "stopped", **QUICK)
+    assert checkpoint.restore_latest(tmp_path / "stopped" / "checkpoints") is not None
+    resumed = mass_jax.fit(*arguments, workdir=tmp_path / "stopped", **QUICK)
+    whole = mass_jax.fit(*arguments, **QUICK)
+    np.testing.assert_array_equal(resumed.predict_proba(X), whole.predict_proba(X))
 
 
 def test_digests_tell_networks_apart():

@@ -177,7 +177,10 @@ def _checked_split(
             f"{what} labels have shape {labels.shape}; need ({len(images)},), one per image"
         )
     if not np.issubdtype(labels.dtype, np.integer):
-        raise DataError(f"{what} labels have type {labels.dtype}; need integers")
+        raise DataError(
+            f"{what} labels have type {labels.dtype}; need integers, as "
+            "numpy.unique(labels, return_inverse=True)[1] makes them"
+        )
     if labels.min() < 0 or (num_classes is not None and labels.max() >= num_classes):
         raise DataError(
             f"{what} labels run from {labels.min()} to {labels.max()}; need whole numbers from 0"
