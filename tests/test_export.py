@@ -100,7 +100,7 @@ def test_unfinished_and_absent_runs_are_refused(run, tmp_path, capsys):
     assert export.main([str(workdir), f"--out={tmp_path / 'absent' / 'x.zip'}"]) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert not list(tmp_path.glob("*.zip"))
-    with pytest.raises(CheckpointError, match="no good checkpoint"):
+    with pytest.raises(CheckpointError, match="no such workdir or archive"):
         mass_jax.load(tmp_path / "nowhere")
 
 

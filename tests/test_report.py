@@ -144,6 +144,21 @@ def test_float_images_fill_the_bytes():
     assert flat.most_confident_mistakes.images.ravel().tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("mistakes", "galleries", "pictures"), [(3, 1, 3), (10, 2, 10), (20, 2, 16)]
+)
+def test_no_mistake_is_shown_twice(mistakes, galleries, pictures):
+    """Oracle: by hand; eight of each kind at most."""
+    labels = np.array([1] * mistakes + [0] * (20 - mistakes))
+    confidence = np.linspace(0.6, 0.9, 20)
+    log_probs = np.log(np.stack([confidence, 1.0 - confidence], axis=1))
+    split = predictions.SplitPredictions(labels, log_probs, {"entropy": confidence})
+    made = predictions.collect(split, {}, np.zeros((20, 4, 4, 3), np.uint8))
+    page = "".join(map(str, report._mistake_galleries(made)))
+    assert page.count("<h3") == galleries
+    assert page.count("<img") == pictures
+
+
 def test_saving_and_loading(tmp_path):
     """Oracle: what was saved; a name with a slash, and NumPy's own reader without pickles."""
     made = synthetic(np.zeros((3, 4, 4, 3), np.uint8), [0, 1, 0])

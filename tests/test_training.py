@@ -265,6 +265,7 @@ def test_the_first_bad_term_is_named():
         (["--config.train_size=5000"], "must fit into it"),
         (["--config.representation_dim=65"], "at most 64"),
         (["--config=absent.py"], "no such file"),
+        (["--config=mass_digit"], "did you mean mass_digits?"),
         (["--config.data.name=cifar10", "--config.data.dir=absent"], "not prepared"),
         (["--coordinator=localhost:1"], "go together"),
         (["--config.betta=1"], "did you mean config.beta?"),
