@@ -38,11 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{cell.name:<60} {duration(minutes[cell])}")
         print(f"{'all of them, one after another':<60} {duration(sum(minutes.values()))}")
         return 0
-    if waiting and (missing := _what_is_wrong_with_data(waiting[0], options.data_dir)):
+    if options.launcher != "local":  # other machines have other current directories, and data
+        _make_absolute(options)
+    elif waiting and (missing := _what_is_wrong_with_data(waiting[0], options.data_dir)):
         print(f"error: {missing}", file=sys.stderr)
         return 2
-    if options.launcher != "local":  # other machines have other current directories
-        _make_absolute(options)
     remember(cells, options.workdir)
     try:
         launch = LAUNCHERS[options.launcher]

@@ -114,12 +114,11 @@ def test_nothing_to_run_is_an_error(tmp_path, capsys):
     assert "no cell" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("launcher", ["local", "slurm"])
-def test_missing_data_are_said_once(launcher, tmp_path, capsys, monkeypatch):
+def test_missing_data_are_said_once(tmp_path, capsys, monkeypatch):
     """Oracle: one line, and no cell started."""
     monkeypatch.setattr("mass_jax.data.sources.find_spec", lambda name: None)  # no downloads
     data = f"--data_dir={tmp_path}"
-    assert sweep.main([*arguments(tmp_path), data, f"--launcher={launcher}"]) == 2
+    assert sweep.main([*arguments(tmp_path), data]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")
     assert "cifar10" in line
