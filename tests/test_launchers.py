@@ -129,6 +129,12 @@ def ray_directory():
     shutil.rmtree(directory)
 
 
+def is_pending(pid, signum):
+    """Whether a stopped process will meet this signal when it goes on."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.search(r"ShdPnd:\s*(\w+)", status)[1], 16) >> (signum - 1) & 1)
+
+
 @pytest.mark.slow
 def test_ray_stops_and_a_killed_worker_is_retried(undisturbed, ray_directory, tmp_path):
     """Oracle: the undisturbed run; one record of the cell, every metric row once.
@@ -139,7 +145,10 @@ def test_ray_stops_and_a_killed_worker_is_retried(undisturbed, ray_directory, tm
     made = Sweep(tmp_path / "sweep", "--launcher=ray", ray_directory=ray_directory)
     process = made.start()
     training = made.wait_for_rows(5, process)
+    os.kill(training, signal.SIGSTOP)  # or it might be done before Ray has passed the word on
     process.send_signal(signal.SIGTERM)
+    wait_until(lambda: is_pending(training, signal.SIGTERM), seconds=60)
+    os.kill(training, signal.SIGCONT)
     assert process.wait(60) == 143, made.output.read_text()
     assert not is_running(training)
     assert list((made.run / "checkpoints").iterdir())  # it saved: the first regular one is later
