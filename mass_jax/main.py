@@ -98,6 +98,8 @@ def _run(
 
 
 def _join_cluster(options: argparse.Namespace) -> None:
+    # JAX's preemption service would take SIGTERM away from `StopSignal`.
+    jax.config.update("jax_enable_preemption_service", False)
     explicit = (options.coordinator, options.num_processes, options.process_id)
     if any(value is not None for value in explicit):
         if any(value is None for value in explicit):
