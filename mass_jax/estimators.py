@@ -11,12 +11,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mass_jax.jacobian import BatchFn, summed_jacobian
-from mass_jax.log_determinant import (
-    SingularPolicy,
-    half_log_det_and_gradient,
-    half_log_det_behind,
-)
+from mass_jax.jacobian import summed_jacobian
+from mass_jax.log_determinant import SingularPolicy, half_log_det_and_gradient
 
 
 class JacobianEstimator(NamedTuple):
@@ -28,8 +24,8 @@ class JacobianEstimator(NamedTuple):
     Attributes:
       num_examples: ``(B, R)`` to the examples in the term.
       gradient: ``"exact"``, or by one whitened ``"probe"`` per example.
-      form: Jacobians as ``"rows"``, or behind a dense first layer (``"gram"``), or
-        whichever is cheaper by their shapes (``"auto"``).
+      form: by the Jacobian itself (``"rows"``), by ``W^T W`` of a dense first layer (``"gram"``),
+        or whichever is cheaper by their shapes (``"auto"``); see `dense_first_layer`.
       every: the term is computed every so many steps, with so much more weight.
     """
 
@@ -103,40 +99,9 @@ def num_jacobian_examples(
     return sub_batch
 
 
-def gram_is_cheaper(num_examples: int, output_dim: int, input_dim: int, width: int) -> bool:
-    """Whether ``W^T W`` costs less than it saves, for ``W`` ``[input_dim, width]``.
-
-    Example:
-      >>> gram_is_cheaper(17, 15, 3072, 400), gram_is_cheaper(256, 15, 3072, 400)
-      (False, True)
-    """
-    return num_examples * output_dim * (input_dim - width) > input_dim * width
-
-
-def half_log_det_behind_dense(
-    f: BatchFn,
-    shift: jax.Array,
-    kernel: jax.Array,
-    weights: jax.Array | None,
-    singular: SingularPolicy,
-) -> tuple[jax.Array, jax.Array, Any]:
-    """``log J_f`` where the first layer is dense, without the Jacobian itself.
-
-    With ``h = x W``, ``J = A W^T`` for ``A = dz/dh``, so ``J J^T = A (W^T W) A^T``: rows as
-    wide as the layer, not as the input.
-
-    Args:
-      f: maps a ``shift`` of ``h`` to outputs ``[n, R]`` and whatever else.
-      shift: zeros ``[n, width]``.
-      kernel: ``W``, ``[D, width]``.
-      weights: see `summed_jacobian`.
-      singular: see `half_log_det_gram`.
-
-    Returns:
-      outputs ``[n, R]``, ``log J_f`` ``[n]``, and what else ``f`` returned.
-    """
-    outputs, rows, auxiliary = summed_jacobian(f, shift, weights)
-    return outputs, half_log_det_behind(rows, kernel, singular), auxiliary
+def probe_noise(keys: jax.Array, size: int, dtype: Any) -> jax.Array:
+    """Standard normal ``[n, size]``, one row per key."""
+    return jax.vmap(lambda key: jax.random.normal(key, (size,), dtype))(keys)
 
 
 def half_log_det_by_probe(
@@ -155,7 +120,7 @@ def half_log_det_by_probe(
     """
     _, rows, _ = summed_jacobian(lambda images: (f(images), None), x)
     value, gradient = half_log_det_and_gradient(jax.lax.stop_gradient(rows), singular)
-    noise = jax.vmap(lambda key: jax.random.normal(key, rows.shape[-1:], rows.dtype))(keys)
+    noise = probe_noise(keys, rows.shape[-1], rows.dtype)
     probe = jnp.einsum("nrd,nd->nr", gradient, noise)
     # As a Jacobian of one row: the closed rules of convolutions differentiate only that.
     _, pullback = jax.vjp(f, x)

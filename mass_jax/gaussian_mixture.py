@@ -70,10 +70,11 @@ def log_prob(mixture: GaussianMixture, z: jax.Array) -> jax.Array:
     # measured from the mean of all means, on which the density does not depend.
     origin = jax.lax.stop_gradient(jnp.mean(means, axis=0, keepdims=True))
     shift = jnp.einsum("cs,crs->cr", means - origin, inverse, precision=_HIGHEST)
-    affine = jnp.concatenate([inverse, -shift[:, :, None]], axis=-1)  # [C, R, R + 1]
+    affine = jnp.concatenate([inverse, -shift[:, :, None]], axis=-1).reshape(-1, dim + 1)
     extended = jnp.concatenate([z - origin, jnp.ones_like(z[:, :1])], axis=-1)  # [B, R + 1]
-    whitened = jnp.einsum("bs,crs->bcr", extended, affine, precision=_HIGHEST)
-    distance = jnp.sum(jnp.square(whitened), axis=-1)  # [B, C]
+    # By [R + 1, C R], not its transpose: the gradient then needs no transposed copy of [B, C R].
+    whitened = jnp.matmul(extended, affine.T, precision=_HIGHEST)  # [B, C R]
+    distance = jnp.sum(jnp.square(whitened.reshape(z.shape[0], -1, dim)), axis=-1)  # [B, C]
     diagonal = jnp.diagonal(mixture.scale_tril, axis1=-2, axis2=-1)  # [..., M, R]
     log_det = jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)
     log_weight = jax.nn.log_softmax(mixture.logits, axis=-1)

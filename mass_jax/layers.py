@@ -27,8 +27,8 @@ class TrainContext(NamedTuple):
       use_batch_moments: normalise by the moments of the batch, not by given
         statistics.
       step: of training, for what happens only now and then.
-      shift: ``[B, width]``, added to what a dense first layer gives; its derivative
-        is the Jacobian behind that layer.
+      first: ``[B, width]``, what the network's dense first layer gives for ``x``, where it is
+        known already; the derivative by it is the Jacobian behind that layer.
       reverse_only: the result will be differentiated in reverse mode only, which
         lets convolutions use rules that are faster on CPUs.
 
@@ -43,7 +43,7 @@ class TrainContext(NamedTuple):
     axis_name: str | None = None
     use_batch_moments: bool = True
     step: jax.Array | None = None
-    shift: jax.Array | None = None
+    first: jax.Array | None = None
     reverse_only: bool = False
 
 

@@ -66,21 +66,6 @@ def half_log_det_slogdet(jacobian: jax.Array) -> jax.Array:
     return 0.5 * jnp.linalg.slogdet(_gram(jacobian)).logabsdet
 
 
-def gram_factor(kernel: jax.Array) -> jax.Array:
-    """Lower-triangular ``L`` with ``L L^T = W^T W``, for ``W`` ``[D, H]``.
-
-    A ridge of ``8 H`` rounding errors on the correlations keeps it defined when columns
-    are dependent or zero.
-    """
-    squared = jnp.sum(jnp.square(kernel), axis=0)
-    norm = jnp.sqrt(jnp.where(squared == 0, 1.0, squared))  # a dead unit's is any
-    unit = kernel / norm[None, :]
-    correlation = jnp.matmul(unit.T, unit, precision=_HIGHEST)
-    ridge = 8.0 * kernel.shape[1] * jnp.finfo(kernel.dtype).eps
-    factor = jnp.linalg.cholesky(correlation + ridge * jnp.eye(kernel.shape[1]))
-    return factor * norm[:, None]
-
-
 # Compiled here, or every call outside of `jit` would compile both branches anew.
 @partial(jax.jit, static_argnames="singular")
 def half_log_det_and_gradient(
@@ -92,11 +77,11 @@ def half_log_det_and_gradient(
     check_not_expanding(*jacobian.shape[-2:])
     dtype = jnp.promote_types(jacobian.dtype, jnp.float32)  # bfloat16 is too coarse here
     rows = _scaled_rows(jacobian.astype(dtype))
-    plain = _one_pass(rows.gram)
+    plain = half_log_det_of_gram(rows.gram)
 
     def one_pass() -> tuple[jax.Array, jax.Array]:
         value = plain.value + jnp.sum(jnp.log(rows.largest), axis=(-2, -1))
-        return value, _product(plain.precision / rows.largest, rows.shrunk)  # small before large
+        return value, product(plain.precision / rows.largest, rows.shrunk)  # small before large
 
     def two_passes() -> tuple[jax.Array, jax.Array]:
         return _two_pass_cholesky_qr(rows, singular)
@@ -104,57 +89,7 @@ def half_log_det_and_gradient(
     return jax.lax.cond(jnp.all(plain.is_sound), one_pass, two_passes)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(2,))
-def half_log_det_behind(rows: jax.Array, kernel: jax.Array, singular: SingularPolicy) -> jax.Array:
-    """``1/2 log det(J J^T)`` of ``J = A W^T``, without ``J``: by ``A (W^T W) A^T``.
-
-    Args:
-      rows: ``A``, ``[n, R, H]``.
-      kernel: ``W``, ``[D, H]``, with ``H < D``.
-      singular: see `half_log_det_gram`.
-
-    Returns:
-      ``[n]``, nats. Its derivative is a closed form and is not differentiated again.
-    """
-    return _behind_and_gradients(rows, kernel, singular)[0]
-
-
-@half_log_det_behind.defjvp
-def _half_log_det_behind_jvp(
-    singular: SingularPolicy,
-    primals: tuple[jax.Array, jax.Array],
-    tangents: tuple[jax.Array, jax.Array],
-) -> tuple[jax.Array, jax.Array]:
-    (rows, kernel), (rows_tangent, kernel_tangent) = primals, tangents
-    value, by_rows, solved = _behind_and_gradients(rows, kernel, singular)
-    # d(W^T W) is W^T dW and its transpose; A^T (J J^T)^-1 A is symmetric, so one counts twice.
-    turned = _flat_product(rows, _product(kernel.T, kernel_tangent))
-    return value, jnp.sum(by_rows * rows_tangent + solved * turned, axis=(-2, -1))
-
-
-@partial(jax.jit, static_argnames="singular")
-def _behind_and_gradients(
-    rows: jax.Array, kernel: jax.Array, singular: SingularPolicy
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """``1/2 log det(G)``, ``G^-1 A W^T W`` and ``G^-1 A``, for ``G = A W^T W A^T``."""
-    through = _flat_product(rows, _product(kernel.T, kernel))
-    plain = _one_pass(jnp.einsum("nrh,nsh->nrs", through, rows, precision=_HIGHEST))
-
-    def by_factor() -> tuple[jax.Array, jax.Array, jax.Array]:
-        factor = gram_factor(kernel)
-        value, gradient = half_log_det_and_gradient(_flat_product(rows, factor), singular)
-        wide = gradient.reshape(-1, gradient.shape[-1])
-        solved = jax.lax.linalg.triangular_solve(factor, wide, left_side=False, lower=True)
-        return value, _flat_product(gradient, factor.T), solved.reshape(gradient.shape)
-
-    return jax.lax.cond(
-        jnp.all(plain.is_sound),
-        lambda: (plain.value, _product(plain.precision, through), _product(plain.precision, rows)),
-        by_factor,
-    )
-
-
-class _OnePass(NamedTuple):
+class GramLogDet(NamedTuple):
     """From Gram matrices as they are; not to be used where one is not sound."""
 
     value: jax.Array  # [...], half the log-determinant
@@ -162,7 +97,8 @@ class _OnePass(NamedTuple):
     is_sound: jax.Array  # [...]
 
 
-def _one_pass(gram: jax.Array) -> _OnePass:
+def half_log_det_of_gram(gram: jax.Array) -> GramLogDet:
+    """``1/2 log det(G)`` and ``G^-1`` of ``G = J J^T`` ``[..., R, R]`` by one Cholesky pass."""
     limits = jnp.finfo(gram.dtype)
     squared = _diagonal(gram)[..., None]
     norm = jnp.sqrt(squared)
@@ -175,8 +111,8 @@ def _one_pass(gram: jax.Array) -> _OnePass:
     lost = jnp.sum(jnp.square(inverse), axis=(-2, -1))
     is_sound = jnp.all(in_range, axis=(-2, -1)) & (lost < limits.eps ** (-1 / 3))
     value = jnp.sum(jnp.log(_diagonal(factor)) + jnp.log(norm[..., 0]), axis=-1)
-    precision = _product(jnp.swapaxes(inverse, -1, -2), inverse) / between
-    return _OnePass(value, precision, is_sound)
+    precision = product(jnp.swapaxes(inverse, -1, -2), inverse) / between
+    return GramLogDet(value, precision, is_sound)
 
 
 class _ScaledRows(NamedTuple):
@@ -224,7 +160,7 @@ def _two_pass_cholesky_qr(
     unit_rows = rows.shrunk / rows.norm
     first = _cholesky_or_more_shift(rows.correlation + shift * identity, shift)
     first_inverse = inverse_lower(first)
-    nearly_orthonormal = _product(first_inverse, unit_rows)
+    nearly_orthonormal = product(first_inverse, unit_rows)
     gram = _gram(nearly_orthonormal)
     pivots = jnp.square(_diagonal(jnp.linalg.cholesky(gram)))
     # A failed Cholesky gives NaN pivots: deficient. A NaN in J itself must stay one.
@@ -235,9 +171,9 @@ def _two_pass_cholesky_qr(
     value = jnp.sum(log_diagonals + rows.log_scale, axis=-1)
 
     second_inverse = inverse_lower(second)
-    inverse = _product(second_inverse, first_inverse)
-    back = _product(jnp.swapaxes(inverse, -1, -2), second_inverse)  # small before large
-    solved = _product(back, nearly_orthonormal)
+    inverse = product(second_inverse, first_inverse)
+    back = product(jnp.swapaxes(inverse, -1, -2), second_inverse)  # small before large
+    solved = product(back, nearly_orthonormal)
     gradient = solved / rows.norm / rows.largest
     if singular == "-inf":
         value = jnp.where(deficient, -jnp.inf, value)
@@ -259,12 +195,7 @@ def _gram(rows: jax.Array) -> jax.Array:
     return jnp.einsum("...rd,...sd->...rs", rows, rows, precision=_HIGHEST)
 
 
-_product = partial(jnp.matmul, precision=_HIGHEST)
-
-
-def _flat_product(rows: jax.Array, matrix: jax.Array) -> jax.Array:
-    """``[n, R, H]`` by ``[H, K]`` as one large product."""
-    return _product(rows.reshape(-1, rows.shape[-1]), matrix).reshape(*rows.shape[:-1], -1)
+product = partial(jnp.matmul, precision=_HIGHEST)
 
 
 @jax.custom_jvp
@@ -290,7 +221,7 @@ def _inverse_lower_jvp(
     primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     inverse = inverse_lower(primals[0])
-    return inverse, -_product(_product(inverse, jnp.tril(tangents[0])), inverse)
+    return inverse, -product(product(inverse, jnp.tril(tangents[0])), inverse)
 
 
 def check_not_expanding(output_dim: int, input_dim: int) -> None:

@@ -12,7 +12,7 @@ example meets the same dropout mask on one device or on eight.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import flax.linen as nn
 import jax
@@ -33,6 +33,7 @@ __all__ = [
     "NETWORKS",
     "BatchNorm",
     "Dropout",
+    "FirstLayer",
     "Linear",
     "Network",
     "ResNet20",
@@ -40,6 +41,7 @@ __all__ = [
     "TrainContext",
     "apply",
     "apply_train",
+    "dense_first_layer",
     "init_variables",
     "make_network",
     "update_running",
@@ -91,7 +93,7 @@ class SmallMLP(nn.Module):
 
     @property
     def first_dense(self) -> str:
-        """The layer that takes ``TrainContext.shift``."""
+        """The layer whose output may be given as ``TrainContext.first``."""
         return "linear_0"
 
     @nn.compact
@@ -99,9 +101,10 @@ class SmallMLP(nn.Module):
         output_dtype = x.dtype
         x = x.reshape(x.shape[0], -1).astype(self.dtype or x.dtype)
         for index, width in enumerate(self.hidden):
-            x = Linear(width, name=f"linear_{index}")(x)
-            if index == 0 and context.shift is not None:
-                x = x + context.shift.astype(x.dtype)
+            if index == 0 and context.first is not None:
+                x = context.first
+            else:
+                x = Linear(width, name=f"linear_{index}")(x)
             if self.batch_norm:
                 x = BatchNorm(name=f"norm_{index}")(x, context)
             x = self.nonlinearity(x)
@@ -223,6 +226,37 @@ def init_variables(key: jax.Array, module: Network, input_shape: Sequence[int]) 
     return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
 
+class FirstLayer(NamedTuple):
+    """A dense first layer: its ``kernel`` ``[D, width]`` and its ``output`` ``[B, width]``."""
+
+    kernel: jax.Array
+    output: jax.Array
+
+
+def dense_first_layer(module: Network, params: PyTree, x: jax.Array) -> FirstLayer | None:
+    """The first layer, where it is dense: its output is for ``TrainContext.first``.
+
+    Args:
+      module: a network; one with such a layer names it by a property ``first_dense``.
+      params: its weights.
+      x: ``[B, ...]``.
+
+    Example:
+      >>> import jax
+      >>> network, x = SmallMLP(2, hidden=(3,)), jax.numpy.ones((5, 4))
+      >>> params = init_variables(jax.random.key(0), network, (4,))["params"]
+      >>> dense_first_layer(network, params, x).output.shape
+      (5, 3)
+    """
+    name = getattr(module, "first_dense", None)
+    if name is None:
+        return None
+    kernel = params[name]["kernel"]
+    flat = x.reshape(x.shape[0], -1).astype(getattr(module, "dtype", None) or x.dtype)
+    output: Any = Linear(kernel.shape[1]).apply({"params": params[name]}, flat)
+    return FirstLayer(kernel, output)
+
+
 def apply(
     module: Network,
     params: PyTree,
@@ -230,7 +264,7 @@ def apply(
     x: jax.Array,
     keys: jax.Array | None = None,
     reverse_only: bool = False,
-    shift: jax.Array | None = None,
+    first: jax.Array | None = None,
 ) -> jax.Array:
     """``f(x)`` with given BatchNorm statistics; examples do not interact.
 
@@ -240,7 +274,7 @@ def apply(
       batch_stats: running statistics, or the moments of a batch held fixed.
       x: ``[B, ...]``.
       keys: ``[B]`` PRNG keys of dropout; ``None`` switches it off.
-      reverse_only, shift: see `TrainContext`.
+      reverse_only, first: see `TrainContext`.
 
     Returns:
       ``[B, R]``.
@@ -253,7 +287,7 @@ def apply(
       (5, 2)
     """
     context = TrainContext(
-        keys=keys, use_batch_moments=False, reverse_only=reverse_only, shift=shift
+        keys=keys, use_batch_moments=False, reverse_only=reverse_only, first=first
     )
     variables = {"params": params, "batch_stats": batch_stats}
     return module.apply(variables, x, context)

@@ -6,17 +6,17 @@ import jax
 import jax.numpy as jnp
 
 from mass_jax import jacobian, networks
+from mass_jax.dense_first_layer import DenseForm, gram_is_cheaper, half_log_det_behind
 from mass_jax.estimators import (
     JACOBIAN_ESTIMATORS,
     JacobianEstimator,
-    gram_is_cheaper,
-    half_log_det_behind_dense,
     half_log_det_by_probe,
+    probe_noise,
 )
 from mass_jax.jacobian import JacobianMode
 from mass_jax.log_determinant import SingularPolicy, half_log_det_gram
 from mass_jax.model import ModelParams
-from mass_jax.networks import TrainContext
+from mass_jax.networks import FirstLayer, TrainContext
 
 PyTree = Any
 BatchStats = Literal["running", "frozen", "paper"]
@@ -85,12 +85,14 @@ def represent(
             raise ValueError("batch_stats='paper' couples the examples; the probe needs 'frozen'")
         return _represent_in_two_parts(params, x, num_jacobian, estimator, context, singular)
 
+    dense = networks.dense_first_layer(params.module, params.network, x)
+    first = None if dense is None else dense.output
     if batch_stats == "running":
         statistics = running = params.batch_stats
-        z = networks.apply(params.module, params.network, statistics, x, context.keys)
+        z = networks.apply(params.module, params.network, statistics, x, context.keys, first=first)
     else:
         z, statistics = networks.apply_train(
-            params.module, params.network, params.batch_stats, x, context
+            params.module, params.network, params.batch_stats, x, context._replace(first=first)
         )
         running = networks.update_running(params.batch_stats, statistics)
     rows = _sub_batch_rows(num_jacobian, context.axis_name)
@@ -100,56 +102,73 @@ def represent(
     # Chunks are mapped by `vmap` inside a loop, where only the plain rules work.
     in_one_piece = mode != "forward" and chunk_size is None
 
-    def f(images: jax.Array, keys: jax.Array | None, shift: jax.Array | None = None) -> jax.Array:
+    def f(images: jax.Array, keys: jax.Array | None, first: jax.Array | None = None) -> jax.Array:
         reverse_only = context.reverse_only and in_one_piece
         return networks.apply(
-            params.module, params.network, statistics, images, keys, reverse_only, shift
+            params.module, params.network, statistics, images, keys, reverse_only, first
         )
 
     images, keys = x[: rows.maybe], _first(context.keys, rows.maybe)
-    kernel = _dense_kernel(params, estimator, rows.maybe, z.shape[-1])
+    probe_keys = None
     if estimator.gradient == "probe":
         if keys is None or not in_one_piece:
             raise ValueError("the probe needs keys, mode='auto' or 'reverse', and no chunk_size")
         probe_keys = jax.vmap(lambda key: jax.random.fold_in(key, _PROBE))(keys)
+    if in_one_piece and dense is not None:
+        behind = lambda hidden: (f(images, keys, hidden), None)
+        layer = dense._replace(output=dense.output[: rows.maybe])
+        _, half_log_det, _ = _behind_dense(behind, layer, None, estimator, probe_keys, singular)
+        return Representation(z, half_log_det, rows.weights, running)
+    _check_form(estimator, dense)
+    if probe_keys is not None:
         by_probe = half_log_det_by_probe(lambda v: f(v, keys), images, probe_keys, singular)
         return Representation(z, by_probe, rows.weights, running)
-    if kernel is not None and in_one_piece:
-        shift = jnp.zeros((rows.maybe, kernel.shape[1]), images.dtype)
-        _, behind, _ = half_log_det_behind_dense(
-            lambda s: (f(images, keys, s), None), shift, kernel, None, singular
-        )
-        return Representation(z, behind, rows.weights, running)
     if in_one_piece:
         # Examples do not interact here, so one batched backward pass per output is enough.
         _, rows_of_j, _ = jacobian.summed_jacobian(lambda v: (f(v, keys), None), images)
         return Representation(z, half_log_det_gram(rows_of_j, singular), rows.weights, running)
 
-    def half_log_det(example: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+    def of_one(example: tuple[jax.Array, jax.Array | None]) -> jax.Array:
         image, key = example
         one = lambda v: f(v[None], None if key is None else key[None])[0]
         return jacobian.half_log_det_jjt(one, image[None], mode, singular=singular)[0]
 
-    values = jacobian.map_examples(half_log_det, (images, keys), chunk_size)
+    values = jacobian.map_examples(of_one, (images, keys), chunk_size)
     return Representation(z, values, rows.weights, running)
 
 
-def _dense_kernel(
-    params: ModelParams, estimator: JacobianEstimator, num_examples: int, output_dim: int
-) -> jax.Array | None:
-    """The first layer's kernel, where the Jacobian is better taken behind it."""
-    name = getattr(params.module, "first_dense", None)
-    if estimator.form == "rows" or name is None:
-        if estimator.form == "gram":
-            raise ValueError("estimator='gram' needs a network with a dense first layer")
-        return None
-    kernel = params.network[name]["kernel"]
-    input_dim, width = kernel.shape
-    if width >= input_dim:
-        return None  # nothing to be gained, and W^T W would be singular
-    if estimator.form == "auto" and not gram_is_cheaper(num_examples, output_dim, input_dim, width):
-        return None
-    return kernel
+def _check_form(estimator: JacobianEstimator, dense: FirstLayer | None) -> None:
+    if estimator.form == "gram" and dense is None:
+        raise ValueError("estimator='gram' needs a network with a dense first layer")
+
+
+def _behind_dense(
+    f: jacobian.BatchFn,
+    layer: FirstLayer,
+    weights: jax.Array | None,
+    estimator: JacobianEstimator,
+    probe_keys: jax.Array | None,
+    singular: SingularPolicy,
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Outputs, ``log J_f`` and what else ``f`` returns, of ``f`` behind a dense first layer.
+
+    Args:
+      f: maps what the layer gives, ``[n, width]``, to outputs ``[n, R]`` and whatever else.
+      layer: of the same ``n`` examples.
+      weights: see `jacobian.summed_jacobian`.
+      estimator: its gradient and form.
+      probe_keys: ``[n]``, for a probe.
+      singular: see `half_log_det_gram`.
+    """
+    outputs, rows, auxiliary = jacobian.summed_jacobian(f, layer.output, weights)
+    input_dim, width = layer.kernel.shape
+    by_gram = estimator.form == "gram" or (
+        estimator.form == "auto" and gram_is_cheaper(len(rows), rows.shape[1], input_dim, width)
+    )
+    # Of a layer wider than the input W^T W would be singular, and nothing gained.
+    form: DenseForm = "gram" if by_gram and width < input_dim else "rows"
+    noise = None if probe_keys is None else probe_noise(probe_keys, input_dim, outputs.dtype)
+    return outputs, half_log_det_behind(rows, layer.kernel, noise, form, singular), auxiliary
 
 
 def _first(keys: jax.Array | None, count: int) -> jax.Array | None:
@@ -184,10 +203,16 @@ def _represent_in_two_parts(
     """The ``"paper"`` definition: sub-batch and rest forwarded apart, in that order."""
     surely, maybe, weights = _sub_batch_rows(num_jacobian, context.axis_name)
 
+    dense = networks.dense_first_layer(params.module, params.network, x)
+    _check_form(estimator, dense)
+
     def part_context(keep: slice, part_weights: jax.Array) -> TrainContext:
-        keys = None if context.keys is None else context.keys[keep]
-        # Weights only where some row can be padding: the plain path is the fast one.
-        return context._replace(keys=keys, weights=None if surely == maybe else part_weights)
+        return context._replace(
+            keys=None if context.keys is None else context.keys[keep],
+            # Weights only where some row can be padding: the plain path is the fast one.
+            weights=None if surely == maybe else part_weights,
+            first=None if dense is None else dense.output[keep],
+        )
 
     def forward(part: jax.Array, part_context: TrainContext) -> tuple[jax.Array, PyTree]:
         return networks.apply_train(
@@ -195,21 +220,18 @@ def _represent_in_two_parts(
         )
 
     sub_context = part_context(slice(0, maybe), weights)
-    kernel = None
-    if estimator.form != "rows":
-        outputs = jax.eval_shape(lambda part: forward(part, sub_context)[0], x[:maybe])
-        kernel = _dense_kernel(params, estimator, maybe, outputs.shape[-1])
-    if kernel is None:
+    if dense is None:
         z_sub, rows_of_j, moments = jacobian.summed_jacobian(
             lambda part: forward(part, sub_context), x[:maybe], sub_context.weights
         )
         half_log_det = half_log_det_gram(rows_of_j, singular)
     else:
-        z_sub, half_log_det, moments = half_log_det_behind_dense(
-            lambda shift: forward(x[:maybe], sub_context._replace(shift=shift)),
-            jnp.zeros((maybe, kernel.shape[1]), x.dtype),
-            kernel,
+        z_sub, half_log_det, moments = _behind_dense(
+            lambda hidden: forward(x[:maybe], sub_context._replace(first=hidden)),
+            dense._replace(output=dense.output[:maybe]),
             sub_context.weights,
+            estimator,
+            None,
             singular,
         )
     running = networks.update_running(params.batch_stats, moments)

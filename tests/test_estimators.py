@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from mass_jax import ResNet20, SmallMLP, make_method
-from mass_jax.estimators import JACOBIAN_ESTIMATORS, gram_is_cheaper, num_jacobian_examples
-from mass_jax.log_determinant import gram_factor, half_log_det_behind, half_log_det_gram
+from mass_jax.dense_first_layer import gram_factor, gram_is_cheaper, half_log_det_behind
+from mass_jax.estimators import JACOBIAN_ESTIMATORS, num_jacobian_examples
+from mass_jax.log_determinant import half_log_det_gram
 from mass_jax.networks import TrainContext
 
 BATCH, CLASSES, DIM = 12, 3, 3
@@ -112,9 +113,10 @@ def test_gram_factor(tolerance):
     assert np.isfinite(jax.grad(lambda k: jnp.sum(gram_factor(k)))(kernel)).all()
 
 
+@pytest.mark.parametrize("form", ["rows", "gram"])
 @pytest.mark.parametrize("spread", [1.0, 1e-4])
-def test_behind_a_dense_layer(spread, tolerance):
-    """Oracle: the Jacobian itself. Rows 1e-4 apart take the way by factors."""
+def test_behind_a_dense_layer(spread, form, tolerance):
+    """Oracle: the Jacobian itself. Rows 1e-4 apart take the way for nearly dependent ones."""
     generator = np.random.default_rng(1)
     rows = generator.normal(size=(4, 3, 6))
     rows[2, 1] = rows[2, 0] + spread * rows[2, 1]
@@ -124,11 +126,54 @@ def test_behind_a_dense_layer(spread, tolerance):
         values, pullback = jax.vjp(log_det, jnp.asarray(rows), kernel)
         return values, *pullback(jnp.arange(1.0, 5.0))
 
-    actual = value_and_gradients(jax.jit(lambda a, w: half_log_det_behind(a, w, "floor")))
+    actual = value_and_gradients(
+        jax.jit(lambda a, w: half_log_det_behind(a, w, None, form, "floor"))
+    )
     expected = value_and_gradients(lambda a, w: half_log_det_gram(a @ w.T[None]))
     for ours, theirs in zip(actual, expected, strict=True):
         scale = np.max(np.abs(theirs))
         np.testing.assert_allclose(ours / scale, theirs / scale, atol=tolerance.exact / spread)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_behind_a_dense_layer_of_any_scale(scale, tolerance):
+    """Oracle: the Jacobian itself, whose products leave the range of float32."""
+    generator = np.random.default_rng(2)
+    rows, kernel = generator.normal(size=(2, 3, 6)), jnp.asarray(generator.normal(size=(9, 6)))
+    rows = jnp.asarray(scale * rows)
+    behind = jax.jit(lambda a: half_log_det_behind(a, kernel, None, "rows", "floor"))
+    actual, pullback = jax.vjp(behind, rows)
+    expected, expected_pullback = jax.vjp(lambda a: half_log_det_gram(a @ kernel.T[None]), rows)
+    np.testing.assert_allclose(actual, expected, rtol=tolerance.exact)
+    ours, theirs = pullback(jnp.ones(2))[0], expected_pullback(jnp.ones(2))[0]
+    np.testing.assert_allclose(scale * ours, scale * theirs, rtol=100 * tolerance.exact)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+def test_a_probe_behind_a_dense_layer(spread, tolerance):
+    """Oracle: autodiff of 1/2 |J^T v|^2 at fixed v = (J J^T)^-1 J e, from the Jacobian itself."""
+    generator = np.random.default_rng(3)
+    rows = generator.normal(size=(4, 3, 6))
+    rows[2, 1] = rows[2, 0] + spread * rows[2, 1]
+    rows, kernel, noise = map(
+        jnp.asarray, (rows, generator.normal(size=(9, 6)), generator.normal(size=(4, 9)))
+    )
+
+    fixed = np.asarray(rows, np.float64) @ np.asarray(kernel, np.float64).T
+    right = fixed @ np.asarray(noise, np.float64)[:, :, None]
+    v = jnp.asarray(np.linalg.solve(fixed @ fixed.swapaxes(1, 2), right)[..., 0])
+
+    def surrogate(a, w):
+        return 0.5 * jnp.sum(jnp.square(jnp.einsum("nrd,nr->nd", a @ w.T[None], v)))
+
+    probe = jax.jit(lambda a, w: jnp.sum(half_log_det_behind(a, w, noise, "rows", "floor")))
+    value = jnp.sum(half_log_det_gram(rows @ kernel.T[None]))
+    np.testing.assert_allclose(probe(rows, kernel), value, rtol=tolerance.exact / spread)
+    actual = jax.grad(probe, argnums=(0, 1))(rows, kernel)
+    expected = jax.grad(surrogate, argnums=(0, 1))(rows, kernel)
+    for ours, theirs in zip(actual, expected, strict=True):
+        size = np.max(np.abs(theirs))
+        np.testing.assert_allclose(ours / size, theirs / size, atol=tolerance.exact / spread**2)
 
 
 def test_auto_goes_by_cost():

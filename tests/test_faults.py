@@ -20,7 +20,7 @@ TRIALS = {
     "data": 30,
     "disks": 2,
     "workdir": 2,
-    "companions": 1,
+    "companions": 2,  # one killed, one asked to stop
     "malicious": 3,
 }  # devices: tests/test_devices.py; environment: .ci/run itself
 

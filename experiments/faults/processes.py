@@ -199,42 +199,69 @@ def devices(where: Path, trials: int, generator: random.Random) -> Outcome:
     return outcome(verdicts, control)
 
 
+# What happens to one of two processes, and to which.
+_COMPANIONS = [
+    (signal.SIGKILL, 0),
+    (signal.SIGTERM, 1),
+    (signal.SIGKILL, 1),
+    (signal.SIGINT, 0),
+    (signal.SIGTERM, 0),
+    (signal.SIGINT, 1),
+]
+
+
 def companions(where: Path, trials: int, generator: random.Random) -> Outcome:
-    """10: one of two processes is killed; the other ends, and both resume."""
-
-    def both(workdir: Path) -> list[subprocess.Popen[str]]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        cluster = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
-        return [start(workdir, [*cluster, f"--process_id={i}"]) for i in range(2)]
-
-    ends = [finish(process) for process in both(where / "whole")]
+    """10: one of two processes is killed: the other ends. One is asked to stop: both do."""
+    ends = [finish(process) for process in _two_processes(where / "whole")]
     control = all(code == 0 for code, _ in ends)
     whole = leftover(where / "whole")
     verdicts = []
     for trial in range(trials):
-        workdir, victim = where / f"lost{trial}", trial % 2
-        processes = both(workdir)
+        signum, victim = _COMPANIONS[trial % len(_COMPANIONS)]
+        case = f"{signum.name} to process {victim} of two"
+        workdir = where / f"lost{trial}"
+        processes = _two_processes(workdir)
         rows = workdir / "metrics.jsonl"
-        wanted = generator.randint(1, 30)
+        wanted = generator.randint(1, 20)  # of 40: still some way to go
         wait_until(
             lambda r=rows, n=wanted: r.exists() and r.read_text().count("\n") >= n, processes[0]
         )
-        processes[victim].kill()
-        began = time.monotonic()
-        code, text = finish(processes[1 - victim], 150)
-        seconds = time.monotonic() - began
-        finish(processes[victim])
-        if code in (0, 1000):
-            verdicts.append(failure(f"survivor after {seconds:.0f} s", code, text))
+        processes[victim].send_signal(signum)
+        left = finish(processes[1 - victim], 150), finish(processes[victim], 150)
+        problem = _wrong_end_of_companions(signum, *left)
+        if problem:
+            ended_well = 0 in (left[0][0], left[1][0])
+            verdicts.append(Verdict(f"{case}: {problem}", silent=ended_well))
             continue
-        ends = [finish(process) for process in both(workdir)]
+        ends = [finish(process) for process in _two_processes(workdir)]
         if any(code != 0 for code, _ in ends):
-            verdicts.append(failure("resume", *max(ends)))
+            verdicts.append(failure(f"{case}, resumed", *max(ends)))
         else:
-            verdicts.append(compare(workdir, whole, "one of two killed"))
+            verdicts.append(compare(workdir, whole, case))
     return outcome(verdicts, control)
+
+
+def _two_processes(workdir: Path) -> list[subprocess.Popen[str]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    cluster = [f"--coordinator=127.0.0.1:{port}", "--num_processes=2"]
+    return [start(workdir, [*cluster, f"--process_id={i}"]) for i in range(2)]
+
+
+def _wrong_end_of_companions(
+    signum: signal.Signals, other: tuple[int, str], victim: tuple[int, str]
+) -> str:
+    """What is wrong with how both ended; nothing, where nothing is."""
+    if signum == signal.SIGKILL:  # 1000 is ours: it had to be ended
+        return f"the other one ended with {other[0]}: {other[1]}" if other[0] in (0, 1000) else ""
+    if {other[0], victim[0]} != {128 + signum}:
+        return f"exit codes {other[0]} and {victim[0]}: {other[1]} {victim[1]}"
+    stops = {
+        tuple(re.findall(r"(at step \d+|after the last step); checkpoint saved", text))
+        for _, text in (other, victim)
+    }
+    return "" if len(stops) == 1 and stops != {()} else f"stopped {stops}"
 
 
 def clean_environment(where: Path, trials: int, generator: random.Random) -> Outcome:

@@ -1,0 +1,164 @@
+"""``log J_f`` of a network whose first layer is dense: few passes over input-sized arrays.
+
+With ``h = x W + b`` and ``A = dz/dh``, ``[R, H]`` an example, the Jacobian is ``J = A W^T``. Its
+log-determinant and both derivatives need no more of the input's ``D`` numbers than three products
+with ``J``, or two with ``W^T W`` where that is cheaper.
+"""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mass_jax.log_determinant import (
+    SingularPolicy,
+    half_log_det_and_gradient,
+    half_log_det_of_gram,
+    product,
+)
+
+DenseForm = Literal["rows", "gram"]
+
+
+def gram_is_cheaper(num_examples: int, output_dim: int, input_dim: int, width: int) -> bool:
+    """Whether ``W^T W`` costs less than it saves, for ``W`` ``[input_dim, width]``.
+
+    Example:
+      >>> gram_is_cheaper(17, 15, 3072, 400), gram_is_cheaper(256, 15, 3072, 400)
+      (False, True)
+    """
+    return num_examples * output_dim * (input_dim - width) > input_dim * width
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(3, 4))
+def half_log_det_behind(
+    rows: jax.Array,
+    kernel: jax.Array,
+    noise: jax.Array | None,
+    form: DenseForm,
+    singular: SingularPolicy,
+) -> jax.Array:
+    """``1/2 log det(J J^T)`` of ``J = A W^T``.
+
+    Args:
+      rows: ``A``, ``[n, R, H]``.
+      kernel: ``W``, ``[D, H]``.
+      noise: standard normal ``[n, D]`` for a one-probe gradient (`half_log_det_by_probe`);
+        ``None``: the exact one.
+      form: ``"rows"`` by ``J`` itself; ``"gram"`` by ``A (W^T W) A^T``, for ``H < D`` and the exact
+        gradient.
+      singular: see `half_log_det_gram`.
+
+    Returns:
+      ``[n]``, nats. Its derivative is a closed form and is not differentiated again.
+    """
+    return _with_gradients(rows, kernel, noise, form, singular).value
+
+
+class _WithGradients(NamedTuple):
+    """The derivative is ``<by_rows, dA> + <right, left dW>``; for ``"gram"`` left is ``A W^T``."""
+
+    value: jax.Array  # [n]
+    by_rows: jax.Array  # [n, R, H]
+    left: jax.Array  # [n, P, D]; [n, R, H] for "gram"
+    right: jax.Array  # [n, P, H], P = R, or 1 for a probe
+
+
+@half_log_det_behind.defjvp
+def _half_log_det_behind_jvp(
+    form: DenseForm,
+    singular: SingularPolicy,
+    primals: tuple[jax.Array, jax.Array, jax.Array | None],
+    tangents: tuple[jax.Array, jax.Array, jax.Array | None],
+) -> tuple[jax.Array, jax.Array]:
+    (rows, kernel, noise), (rows_tangent, kernel_tangent, _) = primals, tangents
+    made = _with_gradients(rows, kernel, noise, form, singular)
+    # d(W^T W) is W^T dW and its transpose; A^T (J J^T)^-1 A is symmetric, so one counts twice.
+    by_kernel = product(kernel.T, kernel_tangent) if form == "gram" else kernel_tangent
+    through = _flat_product(made.left, by_kernel)
+    along_rows = jnp.sum(made.by_rows * rows_tangent, axis=(-2, -1))
+    return made.value, along_rows + jnp.sum(made.right * through, axis=(-2, -1))
+
+
+@partial(jax.jit, static_argnames=("form", "singular"))
+def _with_gradients(
+    rows: jax.Array,
+    kernel: jax.Array,
+    noise: jax.Array | None,
+    form: DenseForm,
+    singular: SingularPolicy,
+) -> _WithGradients:
+    dtype = jnp.promote_types(rows.dtype, jnp.float32)  # bfloat16 is too coarse here
+    rows, kernel = rows.astype(dtype), kernel.astype(dtype)
+    if form == "gram":
+        return _by_gram(rows, kernel, singular)
+    return _by_rows(rows, kernel, noise, singular)
+
+
+def _by_rows(
+    rows: jax.Array, kernel: jax.Array, noise: jax.Array | None, singular: SingularPolicy
+) -> _WithGradients:
+    jacobian = _flat_product(rows, kernel.T)
+    plain = half_log_det_of_gram(
+        jnp.einsum("nrd,nsd->nrs", jacobian, jacobian, precision="highest")
+    )
+    identity = jnp.broadcast_to(jnp.eye(rows.shape[1], dtype=rows.dtype), plain.precision.shape)
+    # (J J^T)^-1 J as `solve` times `left`: J itself is not touched once more where that is sound.
+    value, left, solve = jax.lax.cond(
+        jnp.all(plain.is_sound),
+        lambda: (plain.value, jacobian, plain.precision),
+        lambda: (*half_log_det_and_gradient(jacobian, singular), identity),
+    )
+    if noise is None:
+        by_rows = product(solve, _flat_product(left, kernel))
+        return _WithGradients(value, by_rows, left, product(solve, rows))
+    # The gradient of 1/2 |J^T v|^2 at fixed v = (J J^T)^-1 J e, with u = J^T v.
+    probe = product(solve, jnp.einsum("nrd,nd->nr", left, noise)[:, :, None])  # v, [n, R, 1]
+    along = jnp.sum(probe * jacobian, axis=1, keepdims=True)  # u, [n, 1, D]
+    behind = jnp.sum(probe * rows, axis=1, keepdims=True)  # A^T v, [n, 1, H]
+    return _WithGradients(value, probe * _flat_product(along, kernel), along, behind)
+
+
+def _by_gram(rows: jax.Array, kernel: jax.Array, singular: SingularPolicy) -> _WithGradients:
+    through = _flat_product(rows, product(kernel.T, kernel), "highest")
+    plain = half_log_det_of_gram(jnp.einsum("nrh,nsh->nrs", through, rows, precision="highest"))
+
+    def by_factor() -> tuple[jax.Array, jax.Array, jax.Array]:
+        factor = gram_factor(kernel)
+        value, gradient = half_log_det_and_gradient(
+            _flat_product(rows, factor, "highest"), singular
+        )
+        wide = gradient.reshape(-1, gradient.shape[-1])
+        solved = jax.lax.linalg.triangular_solve(factor, wide, left_side=False, lower=True)
+        return value, _flat_product(gradient, factor.T), solved.reshape(gradient.shape)
+
+    value, by_rows, solved = jax.lax.cond(
+        jnp.all(plain.is_sound),
+        lambda: (plain.value, product(plain.precision, through), product(plain.precision, rows)),
+        by_factor,
+    )
+    return _WithGradients(value, by_rows, rows, solved)
+
+
+def gram_factor(kernel: jax.Array) -> jax.Array:
+    """Lower-triangular ``L`` with ``L L^T = W^T W``, for ``W`` ``[D, H]``.
+
+    A ridge of ``8 H`` rounding errors on the correlations keeps it defined when columns
+    are dependent or zero.
+    """
+    squared = jnp.sum(jnp.square(kernel), axis=0)
+    norm = jnp.sqrt(jnp.where(squared == 0, 1.0, squared))  # a dead unit's is any
+    unit = kernel / norm[None, :]
+    correlation = product(unit.T, unit)
+    ridge = 8.0 * kernel.shape[1] * jnp.finfo(kernel.dtype).eps
+    factor = jnp.linalg.cholesky(correlation + ridge * jnp.eye(kernel.shape[1]))
+    return factor * norm[:, None]
+
+
+def _flat_product(
+    rows: jax.Array, matrix: jax.Array, precision: Literal["highest"] | None = None
+) -> jax.Array:
+    """``[n, R, H]`` by ``[H, K]`` as one large product."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    return jnp.matmul(flat, matrix, precision=precision).reshape(*rows.shape[:-1], -1)
