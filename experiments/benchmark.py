@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.cost import matmul_gflops
+from experiments.cost import matmul_gflops, step_flops
 from mass_jax.command_line import Parser
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import Dataset, dataset_from_arrays
@@ -188,21 +188,7 @@ def _subject(network: str, variant: str, dataset: Dataset) -> Subject:
     compile_s = time.perf_counter() - began
     call()
     peak_mb = _largest_memory_mb() - before
-    return Subject(call, steps, _flops(step, config, experiment), compile_s, peak_mb)
-
-
-def _flops(step: Any, config: Any, experiment: Any) -> float | None:
-    """Of one step, by XLA's own count of the program before optimisation."""
-    state = jax.eval_shape(experiment.initial_state)
-    size = config.batch_size
-    shapes: Any = [((1, size, 32, 32, 3), np.uint8), ((1, size), np.int64)]
-    batch: Any = Batch(*(jax.ShapeDtypeStruct(*shape) for shape in shapes))  # type: ignore[arg-type]
-    stacked = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), state)
-    lowered = jax.pmap(step, axis_name="devices", in_axes=(0, 0, None)).lower(
-        stacked, batch, experiment.keys.step
-    )
-    analysis = lowered.cost_analysis()
-    return float(analysis["flops"]) if analysis and "flops" in analysis else None
+    return Subject(call, steps, step_flops(config, dataset), compile_s, peak_mb)
 
 
 def _largest_memory_mb() -> float:

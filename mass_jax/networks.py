@@ -227,7 +227,17 @@ def init_variables(key: jax.Array, module: Network, input_shape: Sequence[int]) 
 
 
 class FirstLayer(NamedTuple):
-    """A dense first layer: its ``kernel`` ``[D, width]`` and its ``output`` ``[B, width]``."""
+    """A dense first layer.
+
+    Attributes:
+      kernel: ``[D, width]``.
+      output: ``[B, width]``, what it gives for a batch.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> FirstLayer(kernel=jnp.ones((4, 3)), output=jnp.ones((5, 3))).output.shape
+      (5, 3)
+    """
 
     kernel: jax.Array
     output: jax.Array
@@ -240,6 +250,9 @@ def dense_first_layer(module: Network, params: PyTree, x: jax.Array) -> FirstLay
       module: a network; one with such a layer names it by a property ``first_dense``.
       params: its weights.
       x: ``[B, ...]``.
+
+    Returns:
+      The layer and its output; ``None`` for other networks.
 
     Example:
       >>> import jax

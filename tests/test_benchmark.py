@@ -3,10 +3,9 @@
 import pytest
 
 from experiments import benchmark
+from experiments.cost import step_flops
 from mass_jax.config import apply_overrides, resolve
-from mass_jax.experiment import make_experiment
 from mass_jax.options import CONFIG_DIR, load_config
-from mass_jax.train_step import make_train_step
 
 NUMBERS = {"ms", "ratio", "flops_ratio", "peak_share", "peak_mb", "compile_s"}
 
@@ -17,10 +16,7 @@ def flops(network, variant):
     changes = changes | {"train_size": "1000", "data.validation_size": "100"}
     file = load_config(str(CONFIG_DIR / f"{method}_{network}.py"))
     config = resolve(apply_overrides(file, changes))
-    dataset = benchmark._random_dataset()
-    experiment = make_experiment(config, dataset)
-    step = make_train_step(experiment, dataset.normalisation)
-    return benchmark._flops(step, config, experiment)
+    return step_flops(config, benchmark._random_dataset())
 
 
 @pytest.mark.parametrize(
