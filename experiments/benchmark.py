@@ -21,7 +21,9 @@ from experiments.cost import matmul_gflops, step_flops
 from mass_jax.command_line import Parser
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import Dataset, dataset_from_arrays
+from mass_jax.evaluation import make_log_jacobian, make_predictor
 from mass_jax.experiment import make_experiment
+from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.options import CONFIG_DIR, load_config
 from mass_jax.run_log import environment, write_atomically
 from mass_jax.train_step import Batch, make_runner, make_train_step
@@ -48,6 +50,7 @@ _FULL_BATCH = {"small_mlp": "gram", "resnet20": "exact"}
 # estimator needs a whole period.
 _STEPS = {"small_mlp": 8, "resnet20": 1}
 _REPEATS = {"small_mlp": (9, 25), "resnet20": (3, 7)}  # quick, thorough
+_SMALL = {"train_size": "1000", "data.validation_size": "100"}  # fits `_random_dataset`
 # The peer's step that does the same work.
 _PEERS = {
     "softmax_ce": "softmax_ce",
@@ -94,6 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for network in [options.network] if options.network else sorted(_STEPS, reverse=True):
         outcome[network] = measure(network, options.quick, peer)
         print(as_text(network, outcome[network], outcome["matmul_gflops"]), flush=True)
+    if options.network != "resnet20":
+        outcome["evaluation"] = measure_evaluation()
+        print(*(f"{name}: {s:.1f} s" for name, s in outcome["evaluation"].items()), sep="\n")
     outcome["environment"] = environment()
     write_atomically(options.json, json.dumps(outcome, indent=2) + "\n")
     return 0
@@ -147,6 +153,31 @@ def measure(network: str, quick: bool, peer: bool) -> dict[str, dict[str, Any]]:
     return table
 
 
+def measure_evaluation() -> dict[str, float]:
+    """Seconds of what follows training: SmallMLP on 10,000 images, mixtures of 40,000 outputs."""
+    file = load_config(str(CONFIG_DIR / "mass_small_mlp.py"))
+    config = resolve(apply_overrides(file, _SMALL))
+    dataset = _random_dataset()
+    experiment = make_experiment(config, dataset)
+    params = experiment.initial_state().params
+    images = np.resize(dataset.train.images, (10_000, 32, 32, 3))
+    predict = make_predictor(experiment.method, experiment.keys.evaluation, config.eval_batch_size)
+    log_jacobian = make_log_jacobian(config.eval_batch_size)
+    outputs = np.random.default_rng(2).normal(size=(40_000, 10))
+    labels = np.arange(40_000) % 10
+    work = {
+        "predictions_and_densities_10000": lambda: predict(params, images, dataset.normalisation),
+        "log_jacobians_10000": lambda: log_jacobian(params, images, dataset.normalisation),
+        "mixtures_of_40000_outputs": lambda: fit_class_mixtures(outputs, labels, 10, 10),
+    }
+    seconds = {}
+    for name, call in work.items():
+        began = time.perf_counter()
+        call()  # with its compilation, once
+        seconds[name] = time.perf_counter() - began
+    return seconds
+
+
 def _quotient(value: float | None, by: float | None) -> float | None:
     return None if value is None or not by else value / by
 
@@ -164,7 +195,7 @@ def _subject(network: str, variant: str, dataset: Dataset) -> Subject:
     method, changes = VARIANTS[variant]
     if variant == "mass_exact_full_batch":
         changes = changes | {"jacobian.estimator": _FULL_BATCH[network]}
-    changes = changes | {"train_size": "1000", "data.validation_size": "100"}
+    changes = changes | _SMALL
     config = resolve(
         apply_overrides(load_config(str(CONFIG_DIR / f"{method}_{network}.py")), changes)
     )

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from mass_jax import predictions
 from mass_jax.data import Dataset, Normalisation, evaluation_batches, normalise
+from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.experiment import Experiment
 from mass_jax.method import Method
 from mass_jax.metrics import classification_metrics, detection_metrics
@@ -18,6 +19,7 @@ from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
 from mass_jax.predictions import SplitPredictions
 from mass_jax.progress import track
+from mass_jax.representation import represent
 
 
 class Predictions(NamedTuple):
@@ -31,6 +33,8 @@ class Predictions(NamedTuple):
     log_probs: Any
     ood_scores: dict[str, Any]
 
+
+_JACOBIANS_AT_ONCE = 64  # a ResNet20 keeps 15 MB for each
 
 Evaluate = Callable[[ModelParams, np.ndarray, Normalisation], Any]
 
@@ -56,6 +60,21 @@ def make_predictor(
 def make_representer(batch_size: int, what: str | None = None) -> Evaluate:
     """``represent(params, images, normalisation)``: network outputs ``[N, R]``."""
     return _over_split(lambda params, images, rows: params.representation(images), batch_size, what)
+
+
+def make_log_jacobian(batch_size: int) -> Evaluate:
+    """``log_jacobian(params, images, normalisation)``: exact ``log J_f`` ``[N]``, nats."""
+
+    def per_batch(params: ModelParams, images: jax.Array, rows: jax.Array) -> jax.Array:
+        return represent(
+            params,
+            images,
+            len(rows),
+            batch_stats="running",
+            estimator=JACOBIAN_ESTIMATORS["auto"],
+        ).half_log_det
+
+    return _over_split(per_batch, min(batch_size, _JACOBIANS_AT_ONCE), None)
 
 
 def _over_split(per_batch: Callable[..., Any], batch_size: int, what: str | None) -> Evaluate:

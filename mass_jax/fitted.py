@@ -12,7 +12,13 @@ from numpy.typing import ArrayLike
 
 from mass_jax.archive import ArchiveError
 from mass_jax.data import DataError, Normalisation
-from mass_jax.evaluation import Evaluate, Predictions, make_predictor, make_representer
+from mass_jax.evaluation import (
+    Evaluate,
+    Predictions,
+    make_log_jacobian,
+    make_predictor,
+    make_representer,
+)
 from mass_jax.experiment import keys_of, method_of
 from mass_jax.loading import network_of, params_of, read_run
 from mass_jax.model import ModelParams
@@ -78,6 +84,11 @@ class Fitted:
         outputs: np.ndarray = self._represent(self.params, self._examples(x), self.normalisation)
         return outputs
 
+    def log_jacobian(self, x: ArrayLike) -> np.ndarray:
+        """``log J_f(x)`` ``[N]`` of examples ``[N, ...]``, exact, by the input the network sees."""
+        values: np.ndarray = self._log_jacobian(self.params, self._examples(x), self.normalisation)
+        return values
+
     def normalise(self, x: ArrayLike) -> np.ndarray:
         """Examples ``[N, ...]`` as the network sees them, float32."""
         examples = self._examples(x).astype(np.float32)
@@ -113,8 +124,12 @@ class Fitted:
     def _represent(self) -> Evaluate:
         return make_representer(self.config.eval_batch_size)
 
+    @cached_property
+    def _log_jacobian(self) -> Evaluate:
+        return make_log_jacobian(self.config.eval_batch_size)
+
     def __getstate__(self) -> dict[str, Any]:
-        compiled = ("_predict", "_represent")
+        compiled = ("_predict", "_represent", "_log_jacobian")
         return {name: value for name, value in self.__dict__.items() if name not in compiled}
 
 

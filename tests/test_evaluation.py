@@ -1,12 +1,15 @@
 """Evaluation of whole splits: no dependence on batch size, fitted density of SoftmaxCE."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
 
+import mass_jax
 from mass_jax.config import apply_overrides, default_config, resolve
 from mass_jax.data import load_dataset
-from mass_jax.evaluation import evaluate_run, make_predictor, validate
+from mass_jax.data import normalise as normalised
+from mass_jax.evaluation import evaluate_run, make_log_jacobian, make_predictor, validate
 from mass_jax.experiment import make_experiment
 
 METHODS = {
@@ -41,6 +44,27 @@ def test_predictions_do_not_depend_on_the_batch_size(case, dataset):
         for ours, theirs in zip(jax.tree.leaves(seen[0]), jax.tree.leaves(other), strict=True):
             assert ours.shape[0] == 343
             np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_log_jacobians_over_a_split(dataset):
+    """Oracle: the Jacobian of one example after the other; 70 examples are more than one batch."""
+    config = resolve(apply_overrides(default_config(), {"network": "small_mlp"}))
+    params = make_experiment(config, dataset).initial_state().params
+    images = dataset.test.images[:70]
+    actual = make_log_jacobian(1000)(params, images, dataset.normalisation)
+    x = normalised(images, dataset.normalisation)
+    f = lambda image: params.representation(image[None])[0]
+    np.testing.assert_allclose(actual, mass_jax.half_log_det_jjt(f, x), rtol=1e-4)
+
+
+def test_log_jacobian_of_a_fitted_linear_map():
+    """Oracle: 1/2 log det(W^T W), at every point."""
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    labels = (x[:, 0] > 0).astype(int)
+    fitted = mass_jax.fit(nn.Dense(2), x, labels, steps=1, quiet=True)
+    kernel = np.asarray(fitted.params.network["kernel"], np.float64)
+    expected = 0.5 * np.linalg.slogdet(kernel.T @ kernel)[1]
+    np.testing.assert_allclose(fitted.log_jacobian(x), np.full(80, expected), rtol=1e-4)
 
 
 def test_results_name_every_detector(case, dataset):
