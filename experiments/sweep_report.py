@@ -4,6 +4,7 @@ Every sweep writes it when it ends or is stopped; the command makes it at any ti
 cells run elsewhere. Numbers are those of `experiments.tables`.
 """
 
+import argparse
 import collections
 import contextlib
 import fcntl
@@ -260,11 +261,21 @@ def _environments(found: dict[str, dict[str, Any]]) -> Html:
     return table("Environment", header, rows)
 
 
+def _directory(text: str) -> Path:
+    """A directory that is there: what was mistyped must not look like an empty sweep."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {text!r}")
+    return path
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = Parser(prog="python -m experiments.sweep_report", description=__doc__)
-    parser.add_argument("--workdir", type=Path, default=Path("runs/sweep"), help="of the sweep")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="its records")
+    parser.add_argument(
+        "--workdir", type=_directory, default=Path("runs/sweep"), help="of the sweep"
+    )
+    parser.add_argument("--results", type=_directory, default=RESULTS, help="its records")
     parser.add_argument("--out", type=Path, help="default: report.html in the workdir")
     options = parser.parse_args(argv)
     try:

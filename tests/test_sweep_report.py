@@ -84,11 +84,24 @@ def test_the_page_is_well_formed_and_safe(swept):
 def test_command(tmp_path, capsys):
     """Oracle: without a sweep, the records of the repository; a broken record is one line."""
     out = tmp_path / "page.html"
-    assert sweep_report.main([f"--workdir={tmp_path / 'none'}", f"--out={out}"]) == 0
+    assert sweep_report.main([f"--workdir={tmp_path}", f"--out={out}"]) == 0
     assert "No sweep was started" in Page(out).text
     (tmp_path / "bad.json").write_text("half a fi")
     assert sweep_report.main([f"--workdir={tmp_path}", f"--results={tmp_path}"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--results", "--workdir"])
+def test_a_mistyped_directory_is_an_error(option, tmp_path, capsys):
+    """Oracle: one line that names it, exit code 2, and nothing written."""
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as stopped:
+        sweep_report.main([f"{option}={tmp_path / 'nope'}", f"--out={out}"])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: argument {option}: there is no directory")
+    assert "nope" in line
+    assert not out.exists()
 
 
 # Does what a person would, with the keyboard's own events, and writes down what is to be seen.
