@@ -5,7 +5,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.cells import DROPOUT_RATE, METHODS, WEIGHT_DECAY
+
 PAPER_SEEDS = 4
+PAPER_STEPS = {"small_mlp": 100_000, "resnet20": 70_000}
+ABBREVIATIONS = f"D: dropout {DROPOUT_RATE}; WD: weight decay {WEIGHT_DECAY}."
+LEGEND = (
+    f"Mean ± standard deviation over seeds: {PAPER_SEEDS} in the paper, n in ours. The difference "
+    "is ours minus the paper's in standard errors (SE) of both means combined; one seed borrows "
+    f"the paper's deviation. {ABBREVIATIONS}"
+)
 
 
 class Comparison(NamedTuple):
@@ -72,11 +81,50 @@ class Column(NamedTuple):
     train_size: int
 
 
+class Row(NamedTuple):
+    """What is compared: a method as the paper's tables name it, or a variant of ours.
+
+    Attributes:
+      method, beta, weight_decay, dropout: as in the paper.
+      batch_stats: definition of the Jacobian of our MASS runs, else ``None``.
+      steps: of our runs.
+    """
+
+    method: str
+    beta: float
+    weight_decay: bool
+    dropout: bool
+    batch_stats: str | None
+    steps: int
+
+    def label(self, network: str) -> str:
+        """As shown in a table."""
+        shown = {name: title for title, name in METHODS.items()}[self.method]
+        parts = [shown]
+        parts += [f"beta={self.beta:g}"] if self.method != "softmax_ce" else []
+        parts += ["WD"] if self.weight_decay else []
+        parts += ["D"] if self.dropout else []
+        parts += [f"{self.batch_stats} Jacobian"] if self.batch_stats == "frozen" else []
+        if self.steps != PAPER_STEPS[network]:
+            parts.append(f"{self.steps:,} steps")
+        return ", ".join(parts)
+
+
 class TableRow(NamedTuple):
-    """A row: its label, the method as the paper calls it, one comparison per column."""
+    """A row of a table.
+
+    Attributes:
+      label: as shown.
+      method: as the paper calls it.
+      setting: what was trained.
+      detector: of out-of-distribution examples, in the tables about them.
+      comparisons: one per column.
+    """
 
     label: str
     method: str
+    setting: Row
+    detector: str | None
     comparisons: tuple[Comparison, ...]
 
 
@@ -84,13 +132,20 @@ class Table(NamedTuple):
     """A table of the paper, with ours.
 
     Attributes:
-      title: says which.
+      number: in the paper.
+      subject: what it is about.
       network: as the paper calls it.
       columns: the compared numbers.
       rows: of methods and their variants.
     """
 
-    title: str
+    number: int
+    subject: str
     network: str
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
+
+    @property
+    def title(self) -> str:
+        """Number and subject."""
+        return f"Table {self.number}. {self.subject}"

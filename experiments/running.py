@@ -67,5 +67,5 @@ def collect(cell: Cell, workdir: Path, results: Path) -> dict[str, Any]:
 def duration(minutes: float) -> str:
     """Minutes as a person would say them."""
     if minutes < 90:
-        return f"{minutes:.0f} minutes"
+        return "1 minute" if round(minutes) == 1 else f"{minutes:.0f} minutes"
     return f"{minutes / 60:.1f} hours" if minutes < 48 * 60 else f"{minutes / 1440:.0f} days"

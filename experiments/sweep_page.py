@@ -5,13 +5,61 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.comparison import Comparison, Table
+from experiments.comparison import LEGEND, Comparison, Table
 from mass_jax.report_page import Html, element, joined
 
-STYLE = """
-:root { --far: #ffe9b8; --done: #1b7837; --started: #2166ac; --failed: #b2182b; }
+# Of every page with tables of comparisons.
+TABLE_STYLE = """
+:root { --far: #ffe9b8; --shade: rgb(0 0 0 / 28%); }
 @media (prefers-color-scheme: dark) {
-  :root { --far: #5a4310; --done: #7fcf8f; --started: #8cc8ff; --failed: #ff9c94; } }
+  :root { --far: #5a4310; --shade: rgb(255 255 255 / 32%); } }
+main { max-width: 110rem; }
+/* A shade at the right edge says that there is more; at the end of the table, a lid that scrolls
+   with the table covers it. */
+div.scroll { background:
+  linear-gradient(to left, var(--paper) 40%, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to left, var(--shade), transparent) right / 1.25rem 100% no-repeat scroll; }
+/* Separate borders stay with a first column that does not scroll. Whole pixels: the browser draws
+   that column in a layer of its own and rounds its fractions in another way. */
+table.sortable { font-size: 14px; line-height: 22px; border-collapse: separate;
+  border-spacing: 0; }
+table.sortable th, table.sortable td { padding: 5px .55rem; }
+table.sortable td { min-width: 0; white-space: nowrap; }
+table.sortable thead th { vertical-align: bottom; }
+/* One line of headers, with and without a button. */
+table.sortable thead tr:only-child th { vertical-align: baseline; }
+table.sortable th[colspan] { text-align: center; white-space: nowrap; }
+table.sortable th.group, table.sortable td.group { border-left: 1px solid var(--line); }
+table.sortable tr > :first-child:not(.group) { position: sticky; left: 0; background: var(--paper);
+  min-width: 9.5rem; z-index: 1; padding-left: 0; box-shadow: 1px 0 var(--line); }
+table.sortable tbody th { font-weight: 400; }
+table.sortable tbody th span { white-space: nowrap; }
+table.sortable thead button { font: inherit; font-weight: 600; color: inherit; background: none;
+  border: 0; padding: 3px 0; text-align: inherit; cursor: pointer; white-space: nowrap; }
+table.sortable thead button::after { content: " \\2195"; color: var(--soft); font-weight: 400; }
+table.sortable th[aria-sort=ascending] button::after { content: " \\2191"; color: var(--ink); }
+table.sortable th[aria-sort=descending] button::after { content: " \\2193"; color: var(--ink); }
+:is(button, select, input, a, .scroll):focus-visible { outline: 3px solid var(--link);
+  outline-offset: 1px; }
+td.far { background: var(--far); font-weight: 600; }
+td.missing { color: var(--soft); }
+@media (min-width: 48rem) { table.sortable tbody th { white-space: nowrap; } }
+@media print {
+  :root { --far: #ffe9b8; }
+  div.scroll { background: none; }
+  table.sortable { font-size: 6.5pt; line-height: 1.3; }
+  table.sortable :is(th, td) { padding: .1rem .2rem; }
+  table.sortable tr > :first-child:not(.group) { min-width: 0; position: static;
+    box-shadow: none; }
+  table.sortable thead button::after { content: none; } }
+"""
+
+STYLE = (
+    TABLE_STYLE
+    + """
+:root { --done: #1b7837; --started: #2166ac; --failed: #b2182b; }
+@media (prefers-color-scheme: dark) {
+  :root { --done: #7fcf8f; --started: #8cc8ff; --failed: #ff9c94; } }
 .cards .done { border-left: .4rem solid var(--done); }
 .cards .failed { border-left: .4rem solid var(--failed); }
 .cards .started { border-left: .4rem solid var(--started); }
@@ -21,81 +69,29 @@ STYLE = """
 .progress .done { background: var(--done); }
 .progress .started { background: var(--started); }
 .progress .failed { background: var(--failed); }
-#filters { display: flex; flex-wrap: wrap; gap: .75rem 1rem; align-items: end; margin: .75rem 0;
+#filters { display: flex; flex-wrap: wrap; gap: .75rem 1rem; align-items: end; margin: 1.5rem 0;
   padding: .75rem; background: var(--card); border: 1px solid var(--line); border-radius: .5rem; }
 #filters label { display: grid; gap: .15rem; font-size: .85rem; color: var(--soft); }
 #filters label.check { display: flex; align-items: center; gap: .4rem; min-height: 2.4rem; }
-#filters select, #filters button { font: inherit; font-size: 1rem; color: var(--ink);
+#filters select, button.all { font: inherit; font-size: 1rem; color: var(--ink);
   background: var(--paper); border: 1px solid var(--soft); border-radius: .35rem;
   padding: .3rem .5rem; min-height: 2.4rem; }
 #filters input { width: 1.2rem; height: 1.2rem; }
 #filters output { flex-basis: 100%; font-size: .92rem; }
-/* Separate borders stay with a first column that does not scroll. */
-table.sortable { font-size: .9rem; border-collapse: separate; border-spacing: 0; }
-table.sortable th, table.sortable td { padding: .3rem .55rem; }
-table.sortable td { min-width: 0; white-space: nowrap; }
-table.sortable thead th { vertical-align: bottom; }
-table.sortable th[colspan] { text-align: center; }
-table.sortable th.group, table.sortable td.group { border-left: 1px solid var(--line); }
-table.sortable tr > :first-child:not(.group) { position: sticky; left: 0; background: var(--paper);
-  min-width: 9rem; z-index: 1; padding-left: 0; }
-table.sortable tbody th { font-weight: 400; }
-table.sortable thead button { font: inherit; font-weight: 600; color: inherit; background: none;
-  border: 0; padding: .2rem 0; text-align: inherit; cursor: pointer; white-space: nowrap; }
-table.sortable thead button::after { content: " \\2195"; color: var(--soft); font-weight: 400; }
-table.sortable th[aria-sort=ascending] button::after { content: " \\2191"; color: var(--ink); }
-table.sortable th[aria-sort=descending] button::after { content: " \\2193"; color: var(--ink); }
-:is(button, select, input, a, .scroll):focus-visible { outline: 3px solid var(--link);
-  outline-offset: 1px; }
-td.far { background: var(--far); font-weight: 600; }
-td.missing { color: var(--soft); }
 td.done { color: var(--done); } td.started { color: var(--started); }
 td.failed { color: var(--failed); font-weight: 600; }
 @media (max-width: 40rem) {
   #filters label { flex: 1 1 40%; } #filters select { width: 100%; } }
 @media print {
-  :root { --far: #ffe9b8; --done: #1b7837; --started: #2166ac; --failed: #b2182b; }
-  #filters { display: none; }
-  table.sortable { font-size: 6.5pt; } table.sortable :is(th, td) { padding: .1rem .2rem; }
-  table.sortable tr > :first-child:not(.group) { min-width: 0; position: static; }
-  table.sortable thead button::after { content: none; } }
+  :root { --done: #1b7837; --started: #2166ac; --failed: #b2182b; }
+  #filters, .nothing { display: none; } }
 """
+)
 
-# Filters hide what does not fit; a button in a header sorts its table. Without a script, all is
-# shown in the order of the paper.
-SCRIPT = """
+# A button in a header sorts its table. Without a script, all is in the order of the paper.
+SORTING = """
 "use strict";
-const form = document.getElementById("filters");
 const all = (root, selector) => [...root.querySelectorAll(selector)];
-const fits = (node, name) => {
-  const wanted = form.elements[name].value;
-  return wanted === "" || node.dataset[name] === undefined || node.dataset[name] === wanted;
-};
-function applyFilters() {
-  const onlyRun = form.elements.run.checked;
-  let tables = 0, lines = 0;
-  for (const section of all(document, "section[data-network]")) {
-    for (const cell of all(section, "[data-metric]"))
-      cell.hidden = !(fits(cell, "metric") && fits(cell, "size"));
-    let shown = 0;
-    for (const row of all(section, "tbody tr")) {
-      const wasRun = all(row, "td.ours:not([hidden])").some(cell => cell.dataset.sort !== "");
-      row.hidden = !fits(row, "method") || (onlyRun && !wasRun);
-      shown += row.hidden ? 0 : 1;
-    }
-    const hasColumns = all(section, "thead [data-metric]:not([hidden])").length > 0;
-    section.hidden = !(fits(section, "network") && hasColumns && shown);
-    if (!section.hidden) { tables += 1; lines += shown; }
-  }
-  let runs = 0;
-  for (const row of all(document, "#runs tbody tr")) {
-    row.hidden = !["network", "method", "size"].every(name => fits(row, name))
-      || (onlyRun && row.dataset.state !== "done");
-    runs += row.hidden ? 0 : 1;
-  }
-  form.querySelector("output").textContent =
-    `Shown: ${tables} tables with ${lines} rows, ${runs} runs.`;
-}
 function compare(a, b, isDescending) {
   if (a === "" || b === "") return (a === "") - (b === "");  // what is missing comes last
   const order = isNaN(a) || isNaN(b) ? a.localeCompare(b, "en", {numeric: true}) : a - b;
@@ -112,12 +108,75 @@ function sortBy(header) {
 }
 for (const button of all(document, "thead button"))
   button.addEventListener("click", () => sortBy(button.closest("th")));
-form.addEventListener("change", applyFilters);
-form.addEventListener("reset", () => setTimeout(applyFilters));
-form.addEventListener("submit", event => event.preventDefault());
-form.hidden = false;
-applyFilters();
 """
+
+# Filters hide what does not fit, and are kept in the address. Without a script, all is shown.
+SCRIPT = (
+    SORTING
+    + """
+const form = document.getElementById("filters"), choices = all(form, "select");
+const onlyRun = form.elements.run;
+const fits = (node, name) => {
+  const wanted = form.elements[name].value;
+  return wanted === "" || node.dataset[name] === undefined || node.dataset[name] === wanted;
+};
+const counted = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
+function applyFilters() {
+  let tables = 0, lines = 0;
+  for (const section of all(document, "section[data-network]")) {
+    for (const cell of all(section, "[data-metric]"))
+      cell.hidden = !(fits(cell, "metric") && fits(cell, "size"));
+    let shown = 0;
+    for (const row of all(section, "tbody tr")) {
+      const wasRun = all(row, "td.ours:not([hidden])").some(cell => cell.dataset.sort !== "");
+      row.hidden = !fits(row, "method") || (onlyRun.checked && !wasRun);
+      shown += row.hidden ? 0 : 1;
+    }
+    const hasColumns = all(section, "thead [data-metric]:not([hidden])").length > 0;
+    section.hidden = !(fits(section, "network") && hasColumns && shown);
+    if (!section.hidden) { tables += 1; lines += shown; }
+  }
+  let runs = 0;
+  for (const row of all(document, "#runs tbody tr")) {
+    row.hidden = !["network", "method", "size"].every(name => fits(row, name))
+      || (onlyRun.checked && row.dataset.state === "waiting");
+    runs += row.hidden ? 0 : 1;
+  }
+  for (const box of all(document, "#runs .scroll")) box.hidden = runs === 0;
+  for (const words of all(document, "#runs .nothing")) words.hidden = runs > 0;
+  for (const words of all(document, "#tables .nothing")) words.hidden = tables > 0;
+  form.querySelector("output").textContent =
+    `Shown: ${counted(runs, "run")}, ${counted(tables, "table")} with ${counted(lines, "row")}.`;
+}
+function keepInAddress() {
+  const kept = new URLSearchParams();
+  for (const choice of choices) if (choice.value !== "") kept.set(choice.name, choice.value);
+  if (onlyRun.checked !== onlyRun.defaultChecked) kept.set("run", onlyRun.checked ? "only" : "all");
+  history.replaceState(null, "", `#${kept}`);
+}
+function readAddress() {
+  const kept = new URLSearchParams(location.hash.slice(1));
+  for (const choice of choices) {
+    const value = kept.get(choice.name) ?? "";
+    choice.value = all(choice, "option").some(option => option.value === value) ? value : "";
+  }
+  onlyRun.checked = kept.has("run") ? kept.get("run") === "only" : onlyRun.defaultChecked;
+  applyFilters();
+}
+function showAll() {
+  for (const choice of choices) choice.value = "";
+  onlyRun.checked = false;
+  applyFilters();
+  keepInAddress();
+}
+form.addEventListener("change", () => { applyFilters(); keepInAddress(); });
+form.addEventListener("submit", event => event.preventDefault());
+for (const button of all(document, "button.all")) button.addEventListener("click", showAll);
+addEventListener("hashchange", readAddress);
+form.hidden = false;
+readAddress();
+"""
+)
 
 
 class SortableCell(NamedTuple):
@@ -134,11 +193,12 @@ class SortableCell(NamedTuple):
     kind: str = ""
 
 
-def filters(choices: dict[str, dict[str, str]]) -> Html:
+def filters(choices: dict[str, dict[str, str]], only_run: bool) -> Html:
     """The form that filters tables and runs; hidden until the script is there.
 
     Args:
       choices: for each field the values to choose from, with what is shown for them.
+      only_run: whether what was not run is hidden at first.
     """
     parts = []
     for name, values in choices.items():
@@ -148,12 +208,39 @@ def filters(choices: dict[str, dict[str, str]]) -> Html:
         parts.append(
             element("label", joined([label, element("select", joined(options), name=name)]))
         )
+    box = Html(f'<input type="checkbox" name="run"{" checked" if only_run else ""}>')
     parts += [
-        Html('<label class="check"><input type="checkbox" name="run"> only what was run</label>'),
-        element("button", "Show all", type="reset"),
+        element("label", joined([box, "only what was run"]), class_="check"),
+        _show_all(),
         element("output", "", aria_live="polite"),
     ]
-    return element("form", joined(parts), id="filters", hidden="", aria_label="Filters")
+    # The address keeps the filters, not the browser's memory of forms.
+    return element(
+        "form", joined(parts), id="filters", hidden="", autocomplete="off", aria_label="Filters"
+    )
+
+
+def filtered(name: str, parts: Iterable[Html]) -> Html:
+    """A part of the page that says so when the filters leave nothing of it.
+
+    Args:
+      name: that the script knows it by.
+      parts: of which the script hides some.
+    """
+    nothing = element("p", joined(["Nothing matches.", _show_all()]), class_="nothing", hidden="")
+    return element("div", joined([*parts, nothing]), id=name)
+
+
+def _show_all() -> Html:
+    return element("button", "Show all", type="button", class_="all")
+
+
+def comparison_heading() -> list[Html]:
+    """What stands above the tables of comparisons."""
+    return [
+        element("h2", "Paper and ours"),
+        element("p", f"{LEGEND} Shaded: a difference above 2 either way."),
+    ]
 
 
 def comparison_section(table: Table) -> Html:
@@ -170,7 +257,7 @@ def comparison_section(table: Table) -> Html:
             below.append(_button(name, 3 * number + offset, **tags, **group))
     rows = []
     for row in table.rows:
-        cells = [element("th", row.label, scope="row", data_sort=row.label)]
+        cells = [element("th", _label(row.label), scope="row", data_sort=row.label)]
         for column, comparison in zip(table.columns, row.comparisons, strict=True):
             tags = {"data_metric": column.metric, "data_size": column.train_size}
             cells += [_cell(cell, **tags) for cell in _comparison_cells(comparison)]
@@ -180,6 +267,12 @@ def comparison_section(table: Table) -> Html:
         joined([element("h3", table.title), _scrolling(table.title, [top, below], rows)]),
         data_network=table.network,
     )
+
+
+def _label(label: str) -> Html:
+    """Breaks between its parts only, not inside ``1e-05``."""
+    *others, last = label.split(", ")
+    return Html(" ".join(element("span", part) for part in (*(f"{o}," for o in others), last)))
 
 
 def _comparison_cells(comparison: Comparison) -> tuple[SortableCell, ...]:

@@ -4,6 +4,7 @@ Every sweep writes it when it ends or is stopped; the command makes it at any ti
 cells run elsewhere. Numbers are those of `experiments.tables`.
 """
 
+import argparse
 import collections
 import contextlib
 import fcntl
@@ -17,10 +18,11 @@ from urllib.parse import quote
 
 from experiments import sweep_page
 from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, Cell, records_by_name
+from experiments.comparison import PAPER_STEPS, Row, Table
 from experiments.running import duration
 from experiments.sweep_page import SortableCell
 from experiments.sweep_state import STATES, failure_file, log_file, remembered, state
-from experiments.tables import HEADINGS, PAPER_STEPS, Row, all_tables, row_of_run
+from experiments.tables import HEADINGS, all_tables, row_of_run
 from mass_jax.command_line import Parser
 from mass_jax.report_page import Html, element, joined, page, table
 from mass_jax.run_log import write_atomically
@@ -96,23 +98,23 @@ def _page(
             element("h1", title),
             element("p", _what_was_asked(cells), class_="soft"),
             *(_progress(states, workdir) if states else []),
-            element("h2", "Paper and ours"),
-            element(
-                "p",
-                "Mean ± standard deviation over seeds: 4 in the paper, n in ours. The difference "
-                "is ours minus the paper's in standard errors of both means combined; shaded where "
-                "it is above 2 either way. One seed borrows the paper's deviation.",
-            ),
-            sweep_page.filters(choices),
-            *(sweep_page.comparison_section(table) for table in tables),
+            sweep_page.filters(choices, only_run=_few_were_run(tables)),
             element("h2", "Runs"),
             _runs(states, found, workdir, results, here),
+            *sweep_page.comparison_heading(),
+            sweep_page.filtered("tables", map(sweep_page.comparison_section, tables)),
             element("h2", "Environment"),
             _environments(found),
         ],
         style=sweep_page.STYLE,
         script=sweep_page.SCRIPT,
     )
+
+
+def _few_were_run(tables: Sequence[Table]) -> bool:
+    """Whether some rows were run, but less than half of them: the others would bury those."""
+    were_run = [any(c.ours for c in row.comparisons) for table in tables for row in table.rows]
+    return 0 < sum(were_run) < len(were_run) / 2
 
 
 def _what_was_asked(cells: Sequence[Cell]) -> str:
@@ -128,9 +130,10 @@ def _what_was_asked(cells: Sequence[Cell]) -> str:
         seeds = sorted({cell.seed for cell in mine})
         parts.append(
             f"{_NETWORK_TITLES[network]}: {listed(methods)} on {listed(sizes)} examples, "
-            f"seeds {listed(seeds)}"
+            f"{'seed' if len(seeds) == 1 else 'seeds'} {listed(seeds)}"
         )
-    return f"{len(cells)} runs asked for. {'; '.join(parts)}."
+    runs = "1 run" if len(cells) == 1 else f"{len(cells)} runs"
+    return f"{runs} asked for. {'; '.join(parts)}."
 
 
 def _progress(states: dict[Cell, str], workdir: Path) -> list[Html]:
@@ -211,7 +214,9 @@ def _runs(
         method = _METHOD_TITLES[row.method]
         tags: dict[str, object] = {"data_network": title, "data_method": method}
         rows.append(({**tags, "data_size": size, "data_state": status}, shown))
-    return element("div", sweep_page.sortable_table("Runs", _RUN_HEADER, rows), id="runs")
+    if not rows:
+        return element("p", "No run was asked for, and none is recorded.")
+    return sweep_page.filtered("runs", [sweep_page.sortable_table("Runs", _RUN_HEADER, rows)])
 
 
 def _row(cell: Cell) -> Row:
@@ -260,11 +265,21 @@ def _environments(found: dict[str, dict[str, Any]]) -> Html:
     return table("Environment", header, rows)
 
 
+def _directory(text: str) -> Path:
+    """A directory that is there: what was mistyped must not look like an empty sweep."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {text!r}")
+    return path
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = Parser(prog="python -m experiments.sweep_report", description=__doc__)
-    parser.add_argument("--workdir", type=Path, default=Path("runs/sweep"), help="of the sweep")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="its records")
+    parser.add_argument(
+        "--workdir", type=_directory, default=Path("runs/sweep"), help="of the sweep"
+    )
+    parser.add_argument("--results", type=_directory, default=RESULTS, help="its records")
     parser.add_argument("--out", type=Path, help="default: report.html in the workdir")
     options = parser.parse_args(argv)
     try:

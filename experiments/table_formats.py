@@ -1,131 +1,125 @@
 """Tables of comparisons as Markdown, LaTeX, CSV and HTML."""
 
 import csv
-import html
 import io
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from experiments.comparison import Comparison, Table
+from experiments import sweep_page
+from experiments.cells import DROPOUT_RATE, WEIGHT_DECAY
+from experiments.comparison import LEGEND, Comparison, Table, TableRow
+from mass_jax.report_page import element, page
+
+_CSV_HEADER = (
+    "table", "subject", "network", "train_size", "method", "beta", "dropout", "weight_decay",
+    "batch_stats", "steps", "detector", "metric", "paper_mean", "paper_std", "our_mean", "our_std",
+    "n", "difference_in_standard_errors",
+)  # fmt: skip
+_LATEX_PACKAGES = r"% needs \usepackage{booktabs,graphicx}"
+# Only what is too wide is made smaller; `\width` is the table's own.
+_LATEX_FIT = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%"
 
 
-def _texts(table: Table) -> tuple[list[str], list[list[str]]]:
-    header = ["method"]
-    for column in table.columns:
-        header += [f"{column.heading}, paper", "ours"]
-    body = [
-        [row.label, *(text for c in row.comparisons for text in (c.paper_text(), c.ours_text()))]
-        for row in table.rows
-    ]
-    return header, body
+def _texts(row: TableRow) -> list[str]:
+    pairs = ((c.paper_text(), c.ours_text()) for c in row.comparisons)
+    return [row.label, *(text for pair in pairs for text in pair)]
 
 
 def as_markdown(tables: Iterable[Table]) -> str:
-    parts = []
+    parts = [f"{LEGEND}\n"]
     for table in tables:
-        header, body = _texts(table)
-        lines = [header, ["---"] * len(header), *body]
+        header = ["method"]
+        for column in table.columns:
+            header += [f"{column.heading}: paper", "ours"]
+        lines = [header, ["---"] * len(header), *map(_texts, table.rows)]
         grid = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         parts.append(f"**{table.title}**\n\n{grid}\n")
     return "\n".join(parts)
 
 
 def as_latex(tables: Iterable[Table]) -> str:
-    def escaped(text: str) -> str:
-        for symbol in "%_&#":
-            text = text.replace(symbol, f"\\{symbol}")
-        return text.replace("±", r"$\pm$").replace("beta=", r"$\beta$=")
-
-    parts = []
+    """Floats for ``\\input``; LaTeX numbers them itself."""
+    parts = [_LATEX_PACKAGES, _escaped_for_latex(LEGEND), ""]
     for table in tables:
-        above = [
-            rf"\multicolumn{{2}}{{c}}{{{escaped(column.heading)}}}" for column in table.columns
-        ]
-        header = ["method", *("paper", "ours") * len(table.columns)]
-        rows = [["", *above], header, *([*map(escaped, line)] for line in _texts(table)[1])]
-        lines = [" & ".join(row) + r" \\" for row in rows]
-        lines.insert(2, r"\midrule")
-        columns = "l" + "rr" * len(table.columns)
+        groups = [_escaped_for_latex(column.heading) for column in table.columns]
+        above = ["", *(rf"\multicolumn{{2}}{{c}}{{{group}}}" for group in groups)]
+        header = ["method", *("paper", "ours") * len(groups)]
+        rules = [rf"\cmidrule(lr){{{2 * i}-{2 * i + 1}}}" for i in range(1, len(groups) + 1)]
+        rows = [[*map(_escaped_for_latex, _texts(row))] for row in table.rows]
+        above_line, header_line, *lines = [" & ".join(r) + r" \\" for r in (above, header, *rows)]
         parts += [
-            r"\begin{table}\centering\footnotesize",
-            rf"\caption{{{escaped(table.title)}}}",
-            rf"\begin{{tabular}}{{{columns}}}\toprule",
+            r"\begin{table}\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+            rf"\caption{{{_escaped_for_latex(table.subject)}}}",
+            _LATEX_FIT,
+            rf"\begin{{tabular}}{{l{'rr' * len(groups)}}}\toprule",
+            above_line,
+            "".join(rules),
+            header_line,
+            r"\midrule",
             *lines,
-            r"\bottomrule\end{tabular}\end{table}",
+            r"\bottomrule\end{tabular}}",
+            r"\end{table}",
             "",
         ]
     return "\n".join(parts)
 
 
+def _escaped_for_latex(text: str) -> str:
+    for symbol in "%_&#":
+        text = text.replace(symbol, f"\\{symbol}")
+    for plain, made in (("±", r"$\pm$"), ("·", r"$\cdot$"), ("beta=", r"$\beta$=")):
+        text = text.replace(plain, made)
+    return text
+
+
 def as_csv(tables: Iterable[Table]) -> str:
-    """One line per number: easy to read into a data frame."""
+    """One line per number, for a data frame: what is not there is empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(
-        ["table", "row", "column", "paper_mean", "paper_std", "our_mean", "our_std", "seeds",
-         "difference_in_standard_errors"]
-    )  # fmt: skip
+    writer.writerow(_CSV_HEADER)
     for table in tables:
         for row in table.rows:
+            setting = row.setting
+            trained = (
+                row.method,
+                None if setting.method == "softmax_ce" else setting.beta,
+                DROPOUT_RATE if setting.dropout else 0.0,
+                WEIGHT_DECAY if setting.weight_decay else 0.0,
+                setting.batch_stats,
+                setting.steps,
+                row.detector,
+            )
             for column, comparison in zip(table.columns, row.comparisons, strict=True):
-                ours = comparison.ours
-                own = [np.mean(ours), np.std(ours)] if ours else ["not run", ""]
-                paper = comparison.paper or ("", "")
-                difference = "" if comparison.difference is None else comparison.difference
-                numbers = (*paper, *own, len(ours), difference)
-                writer.writerow([table.title, row.label, column.heading, *numbers])
+                where = (table.number, table.subject, table.network, column.train_size)
+                numbers = _numbers(comparison)
+                writer.writerow([*where, *trained, column.metric, *numbers])
     return stream.getvalue()
 
 
-_STYLE = """
-body { font: 15px/1.4 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; }
-table { border-collapse: collapse; display: block; overflow-x: auto; margin-bottom: 2rem; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid #ccc; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-td { white-space: nowrap; }
-td.missing { color: #767676; }
-td.far { background: #fff1d6; }
-caption { text-align: left; font-weight: 600; padding: .5rem 0; }
-"""
-
-
-def as_html(tables: Iterable[Table]) -> str:
-    parts = []
-    for table in tables:
-        header, body = _texts(table)
-        head = "".join(f"<th scope=col>{html.escape(text)}</th>" for text in header)
-        lines = []
-        for row, texts in zip(table.rows, body, strict=True):
-            kinds = [""] + [kind for c in row.comparisons for kind in ("", _html_class(c))]
-            lines.append(
-                "<tr>"
-                + "".join(
-                    f"<td{kind}>{html.escape(text)}</td>"
-                    for kind, text in zip(kinds, texts, strict=True)
-                )
-                + "</tr>"
-            )
-        parts.append(
-            f"<table><caption>{html.escape(table.title)}</caption>"
-            f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-        )
+def _numbers(comparison: Comparison) -> tuple[float | None, ...]:
+    ours = comparison.ours
     return (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        f"<title>MASS Learning: paper and ours</title><style>{_STYLE}</style>"
-        "<h1>MASS Learning: the paper's tables, and our runs</h1>"
-        "<p>Paper: mean ± standard deviation of 4 seeds. Ours: mean ± deviation, n seeds, and the "
-        "difference in standard errors of both means combined; shaded where it is above 2.</p>"
-        + "\n".join(parts)
-        + "</html>\n"
+        *(comparison.paper or (None, None)),
+        float(np.mean(ours)) if ours else None,
+        float(np.std(ours)) if len(ours) > 1 else None,
+        len(ours),
+        comparison.difference,
     )
 
 
-def _html_class(comparison: Comparison) -> str:
-    if not comparison.ours:
-        return " class=missing"
-    return " class=far" if comparison.is_far else ""
+def as_html(tables: Iterable[Table]) -> str:
+    title = "MASS Learning: the paper's tables, and our runs"
+    return page(
+        title,
+        [
+            element("h1", title),
+            *sweep_page.comparison_heading(),
+            *map(sweep_page.comparison_section, tables),
+        ],
+        style=sweep_page.TABLE_STYLE,
+        script=sweep_page.SORTING,
+    )
 
 
 FORMATS: dict[str, Callable[[Iterable[Table]], str]] = {

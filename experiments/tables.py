@@ -8,16 +8,23 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, paper_tables, records
-from experiments.comparison import Column, Comparison, Table, TableRow
+from experiments.comparison import (
+    ABBREVIATIONS,
+    PAPER_STEPS,
+    Column,
+    Comparison,
+    Row,
+    Table,
+    TableRow,
+)
 from experiments.study_report import gradients_markdown, training_markdown
 from experiments.table_formats import FORMATS, as_markdown
 from mass_jax.command_line import Parser
 
 ROOT = Path(__file__).parent.parent
-PAPER_STEPS = {"small_mlp": 100_000, "resnet20": 70_000}
 _COLUMNS = {
     "uncertainty": ("accuracy", "entropy", "nll", "brier"),
     "ood": ("accuracy", "auroc", "apr_in", "apr_out"),
@@ -35,35 +42,6 @@ _DIGITS = {"accuracy": 1, "entropy": 3, "nll": 2, "brier": 4, "auroc": 2, "apr_i
 _OWN_DETECTOR = {"softmax_ce": "max_log_q", "mass": "max_log_q", "vib": "rate"}
 
 
-class Row(NamedTuple):
-    """What is compared: a method as the paper's tables name it, or a variant of ours.
-
-    Attributes:
-      method, beta, weight_decay, dropout: as in the paper.
-      batch_stats: definition of the Jacobian of our MASS runs, else ``None``.
-      steps: of our runs.
-    """
-
-    method: str
-    beta: float
-    weight_decay: bool
-    dropout: bool
-    batch_stats: str | None
-    steps: int
-
-    def label(self, network: str) -> str:
-        """As shown in a table."""
-        shown = {name: title for title, name in METHODS.items()}[self.method]
-        parts = [shown]
-        parts += [f"beta={self.beta:g}"] if self.method != "softmax_ce" else []
-        parts += ["WD"] if self.weight_decay else []
-        parts += ["D"] if self.dropout else []
-        parts += [f"{self.batch_stats} Jacobian"] if self.batch_stats == "frozen" else []
-        if self.steps != PAPER_STEPS[network]:
-            parts.append(f"{self.steps:,} steps")
-        return ", ".join(parts)
-
-
 def all_tables(runs: Sequence[dict[str, Any]] | None = None) -> list[Table]:
     """The paper's tables in its order.
 
@@ -79,20 +57,17 @@ def _table(number: int, paper: dict[str, Any], runs: Sequence[dict[str, Any]]) -
     mine = [run for run in runs if run["network"] == network and run["dataset"] == "cifar10"]
     if paper["kind"] == "accuracy":
         columns = [
-            Column(f"{size:,} examples, accuracy %", "accuracy", size)
+            Column(f"{size:,} examples · accuracy %", "accuracy", size)
             for size in sorted(TRAIN_SIZES)
         ]
-        title = f"Table {number}. Test accuracy, {paper['network']}"
+        subject = f"Test accuracy, {paper['network']}"
     else:
         columns = [
             Column(HEADINGS[metric], metric, paper["train_size"])
             for metric in _COLUMNS[paper["kind"]]
         ]
         kind = {"uncertainty": "Uncertainty", "ood": "Out-of-distribution detection (SVHN)"}
-        title = (
-            f"Table {number}. {kind[paper['kind']]}, {paper['network']}, "
-            f"{paper['train_size']:,} examples"
-        )
+        subject = f"{kind[paper['kind']]}, {paper['network']}, {paper['train_size']:,} examples"
     rows = []
     for printed in paper["rows"]:
         usual = _row_of_paper(printed, network)
@@ -107,8 +82,8 @@ def _table(number: int, paper: dict[str, Any], runs: Sequence[dict[str, Any]]) -
                 )
                 for _, metric, size in columns
             )
-            rows.append(TableRow(label, printed["method"], comparisons))
-    return Table(title, paper["network"], tuple(columns), tuple(rows))
+            rows.append(TableRow(label, printed["method"], row, detector, comparisons))
+    return Table(number, subject, paper["network"], tuple(columns), tuple(rows))
 
 
 def _row_of_paper(printed: dict[str, Any], network: str) -> Row:
@@ -170,6 +145,8 @@ def what_was_run(runs: Sequence[dict[str, Any]] | None = None) -> str:
     """Every row that was run, with the numbers that matter most, as Markdown."""
     runs = records() if runs is None else runs
     lines = [
+        ABBREVIATIONS,
+        "",
         "| network | examples | method | accuracy %: paper | ours | NLL: paper | ours "
         "| Brier: paper | ours | AUROC: paper | ours |",
         "|" + "---|" * 11,

@@ -137,6 +137,15 @@ def test_a_reader_who_has_enough_is_no_error():
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize(
+    ("minutes", "words"),
+    [(0.2, "0 minutes"), (0.7, "1 minute"), (1.4, "1 minute"), (1.6, "2 minutes"),
+     (89, "89 minutes"), (90, "1.5 hours"), (48 * 60, "2 days")],
+)  # fmt: skip
+def test_durations_are_said_as_a_person_would(minutes, words):
+    assert running.duration(minutes) == words
+
+
 def test_costs_follow_the_benchmark_and_the_machine(monkeypatch, tmp_path):
     """Oracle: by hand: 100,000 steps of 30 ms are 50 minutes; half the speed, twice as long."""
     recorded = tmp_path / "benchmark.json"

@@ -1,5 +1,6 @@
 """The page of a sweep: states and numbers as the files say, safe, and alive in a browser."""
 
+import html
 import itertools
 import json
 import re
@@ -9,6 +10,7 @@ from test_report import BROWSER, EVIL, Page, browse
 from test_tables import run
 
 from experiments import cells, sweep_report
+from experiments.comparison import Column, Comparison, Row, Table, TableRow
 from experiments.sweep_state import failure_file, log_file, remember, state
 from mass_jax.config import config_hash
 
@@ -51,10 +53,12 @@ def test_the_page_tells_what_the_files_say(swept):
     for words in (
         "5 runs asked for. SmallMLP: MASS on 2,500 examples, seeds 0, 1, 2, 3; ResNet20: VIB",
         "2 recorded 1 failed 1 running, or broken off 1 waiting",
-        "32.7 ± 0.8 91.0 ± 1.0 (n=2) +71.8",
+        "32.7 ± 0.8 91.0 ± 1.0 (n=2) +71.8", "D: dropout 0.5; WD: weight decay 0.01.",
         "not run", "Table 14.", "cccccccccccc 2 3.11.2 cpu:cpu 2 jax 0.10",
     ):  # fmt: skip
         assert words in page.text, words
+    parts = [page.text.index(f" {name} ") for name in ("Progress", "Runs", "Paper and ours")]
+    assert parts == sorted(parts)
     for link in page.all("a"):
         assert (swept[0] / link["href"]).is_file()
     links = sorted(link["href"] for link in page.all("a"))
@@ -64,6 +68,32 @@ def test_the_page_tells_what_the_files_say(swept):
         + [f"{name}/report.html" for name in names[:2]]
         + [f"{names[3]}.log"]
     )
+
+
+def test_no_runs_are_said(tmp_path):
+    """Oracle: an empty directory; "nothing matches" would blame the filters."""
+    page = Page(sweep_report.write_report(tmp_path, tmp_path))
+    assert "No run was asked for, and none is recorded." in page.text
+    assert {"id": "runs"} not in page.all("div")
+
+
+def test_one_is_not_many(tmp_path):
+    """Oracle: English."""
+    remember(CELLS[:1], tmp_path)
+    page = Page(sweep_report.write_report(tmp_path, tmp_path))
+    assert "1 run asked for. SmallMLP: MASS on 2,500 examples, seed 0." in page.text
+
+
+@pytest.mark.parametrize(("run_rows", "is_ticked"), [(0, False), (2, True), (5, False)])
+def test_what_was_not_run_is_hidden_where_it_is_most(run_rows, is_ticked):
+    """Oracle: by hand, of ten rows; with none run, the page would be empty."""
+    setting = Row("mass", 0.0, False, False, "paper", 1)
+    rows = [
+        TableRow("MASS", "MASS", setting, None, (Comparison(None, (1.0,) * (i < run_rows), 1),))
+        for i in range(10)
+    ]
+    table = Table(1, "", "SmallMLP", (Column("", "nll", 1),), tuple(rows))
+    assert sweep_report._few_were_run([table]) == is_ticked
 
 
 def test_the_page_is_well_formed_and_safe(swept):
@@ -84,17 +114,32 @@ def test_the_page_is_well_formed_and_safe(swept):
 def test_command(tmp_path, capsys):
     """Oracle: without a sweep, the records of the repository; a broken record is one line."""
     out = tmp_path / "page.html"
-    assert sweep_report.main([f"--workdir={tmp_path / 'none'}", f"--out={out}"]) == 0
+    assert sweep_report.main([f"--workdir={tmp_path}", f"--out={out}"]) == 0
     assert "No sweep was started" in Page(out).text
     (tmp_path / "bad.json").write_text("half a fi")
     assert sweep_report.main([f"--workdir={tmp_path}", f"--results={tmp_path}"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("option", ["--results", "--workdir"])
+def test_a_mistyped_directory_is_an_error(option, tmp_path, capsys):
+    """Oracle: one line that names it, exit code 2, and nothing written."""
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as stopped:
+        sweep_report.main([f"{option}={tmp_path / 'nope'}", f"--out={out}"])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: argument {option}: there is no directory")
+    assert "nope" in line
+    assert not out.exists()
+
+
 # Does what a person would, with the keyboard's own events, and writes down what is to be seen.
 USE = """<script>
 const seen = selector => [...document.querySelectorAll(selector)].filter(e => e.offsetParent);
-const first = seen("section")[0], report = {};
+const first = seen("section")[0], report = {ticked: seen("section").length};
+seen("button.all")[0].click();
+report.hash = location.hash;
 const column = () => [...first.querySelectorAll("tbody tr")].map(r => r.cells[2].dataset.sort);
 report.before = seen("section").length;
 const button = first.querySelectorAll("thead button")[2];
@@ -118,12 +163,27 @@ choose("method", "MASS"); choose("run", true);
 report.rows = seen("section tbody th").map(h => h.textContent);
 report.runs = seen("#runs tbody tr").length;
 report.told = document.querySelector("output").textContent;
-document.forms[0].reset();
-setTimeout(() => {
-  report.after = seen("section").length;
-  report.page = document.documentElement.scrollWidth;
-  parent.postMessage(JSON.stringify(report), "*");
-});
+report.address = location.hash;
+choose("network", "ResNet20"); choose("size", "10000");
+report.nothing = seen(".nothing").map(p => p.textContent.trim().split(/\\s+/).join(" "));
+seen(".nothing button")[0].click();
+report.nothing.push(seen(".nothing").length);
+report.after = seen("section").length;
+report.page = document.documentElement.scrollWidth;
+const box = node => node.getBoundingClientRect(), style = node => getComputedStyle(node);
+const textTop = node => {
+  const range = document.createRange();
+  range.selectNodeContents(node.querySelector("button") ?? node);
+  return box(range).top;
+};
+report.headers = [...new Set(seen("#runs thead th").map(textTop))].length;
+report.heights = [...new Set(seen(".sortable tbody tr").map(row => box(row).height % 1))];
+report.broken = seen("section tbody th").filter(th => box(th).height > 33).length;
+report.split = seen("tbody th span").filter(span => span.getClientRects().length > 1).length;
+const wide = seen(".scroll").filter(node => node.scrollWidth > node.clientWidth);
+report.shades = [...new Set(wide.map(node => style(node).backgroundAttachment))];
+report.main = box(document.querySelector("main")).width;
+parent.postMessage(JSON.stringify(report), "*");
 </script></body>"""
 
 
@@ -133,7 +193,11 @@ def test_a_browser_filters_and_sorts(swept, tmp_path):
     path = sweep_report.write_report(*swept)
     document, console = browse(path.as_uri(), tmp_path=tmp_path)
     assert console == []
-    assert re.search(r"Shown: 14 tables with \d+ rows, 5 runs\.", document)  # our script may run
+    assert "Shown: 4 runs, 3 tables with 4 rows." in document  # our script may run
+    kept = f"{path.as_uri()}#network=ResNet20&method=nonsense&run=all"  # what a reload reads
+    document, console = browse(kept, tmp_path=tmp_path)
+    assert console == []
+    assert re.search(r"Shown: 1 run, 7 tables with \d\d+ rows\.", document)
     page = re.sub(r"<meta http-equiv[^>]*>", "", path.read_text())  # so may the test's, in a copy
     (tmp_path / "used.html").write_text(page.replace("</body>", USE))
     for width in (390, 1280):
@@ -142,7 +206,7 @@ def test_a_browser_filters_and_sorts(swept, tmp_path):
         (tmp_path / "frame.html").write_text(f"<!DOCTYPE html><body>{frame}</body>")
         document, console = browse((tmp_path / "frame.html").as_uri(), tmp_path=tmp_path)
         assert console == []
-        seen = json.loads(re.search(r'data-seen="([^"]*)"', document)[1].replace("&quot;", '"'))
+        seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', document)[1]))
         assert seen["focused"]
         assert (seen["before"], seen["after"]) == (14, 14)
         assert seen["ascending"] == ["ascending", "91.0"]  # the one that was run; others come last
@@ -155,6 +219,15 @@ def test_a_browser_filters_and_sorts(swept, tmp_path):
         assert len(seen["size"]) == 1
         assert "Uncertainty, SmallMLP, 2,500" in seen["size"][0]
         assert seen["rows"] == ["MASS, beta=0.001"]
-        assert seen["runs"] == 2
-        assert seen["told"] == "Shown: 1 tables with 1 rows, 2 runs."
+        assert seen["runs"] == 4  # not the one that waits
+        assert seen["told"] == "Shown: 4 runs, 1 table with 1 row."
+        assert (seen["ticked"], seen["hash"]) == (3, "#run=all")
+        assert seen["address"] == "#network=SmallMLP&method=MASS&size=2500&metric=nll"
+        assert seen["nothing"] == ["Nothing matches. Show all"] * 2 + [0]
+        assert seen["headers"] == 1  # one line, with and without a button
+        assert seen["heights"] == [0]  # no fractions, which a fixed column rounds in another way
+        assert (seen["broken"] == 0) == (width > 390)
+        assert seen["split"] == 0
+        assert seen["shades"] == ["local, scroll"]
+        assert seen["main"] >= width - 15  # all of the window but its scrollbar
         assert seen["page"] <= width  # tables scroll in their own box, not the page

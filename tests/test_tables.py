@@ -1,11 +1,15 @@
 """The paper's tables with ours: right numbers in the right place, in every format."""
 
 import csv
+import html
 import io
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
+from test_report import BROWSER, Page, browse
 
 from experiments import cells, comparison, table_formats, tables
 from mass_jax.config import apply_overrides, config_hash, resolve
@@ -25,12 +29,17 @@ def run(accuracy, seed=0, **changed):
     } | changed  # fmt: skip
 
 
-def numbers_of(made, title, label, column):
-    """Lines of the CSV form."""
-    rows = csv.DictReader(io.StringIO(table_formats.as_csv(made)))
-    (found,) = [
-        r for r in rows if title in r["table"] and r["row"] == label and r["column"] == column
-    ]
+def csv_lines(made):
+    return list(csv.DictReader(io.StringIO(table_formats.as_csv(made))))
+
+
+def numbers_of(made, **wanted):
+    """The one line of the CSV form that has these values; plain MASS of Table 1 by default."""
+    wanted = {
+        "table": "1", "method": "MASS", "beta": "0.001", "dropout": "0.0", "steps": "100000",
+        "batch_stats": "paper", "train_size": "2500", "metric": "accuracy",
+    } | wanted  # fmt: skip
+    (found,) = [line for line in csv_lines(made) if wanted.items() <= line.items()]
     return found
 
 
@@ -67,8 +76,8 @@ def test_paper_and_ours_meet():
     """Oracle: Table 1 of arXiv:1905.07822 read by eye (32.7 ± 0.8), the rest by hand:
     (33 - 32.7) / sqrt(0.8^2 / 4 + 1^2 / 2) = 0.369."""
     made = tables.all_tables([run(0.32, 0), run(0.34, 1), run(0.1, train_size=40_000)])
-    found = numbers_of(made, "Table 1.", "MASS, beta=0.001", "2,500 examples, accuracy %")
-    assert (found["paper_mean"], found["paper_std"], found["seeds"]) == ("32.7", "0.8", "2")
+    found = numbers_of(made)
+    assert (found["paper_mean"], found["paper_std"], found["n"]) == ("32.7", "0.8", "2")
     assert float(found["our_mean"]) == pytest.approx(33.0)
     assert float(found["our_std"]) == pytest.approx(1.0)
     assert float(found["difference_in_standard_errors"]) == pytest.approx(0.369, abs=5e-4)
@@ -86,8 +95,7 @@ def test_detectors_do_not_mix():
     record = run(0.3)
     record["ood"]["svhn_cropped"]["max_log_q"] = {"auroc": 0.9, "apr_in": 0.8, "apr_out": 0.7}
     made = tables.all_tables([record])
-    title = "detection (SVHN), SmallMLP, 2,500"
-    by = lambda detector: numbers_of(made, title, f"MASS, beta=0.001, by {detector}", "AUROC")
+    by = lambda detector: numbers_of(made, table="11", metric="auroc", detector=detector)
     assert float(by("max_log_q")["our_mean"]) == 0.9
     assert float(by("entropy")["our_mean"]) == 0.5
 
@@ -98,20 +106,132 @@ def test_other_lengths_and_jacobians_have_rows_of_their_own():
     labels = [row.label for row in made[0].rows]
     assert "MASS, beta=0.001, 2,000 steps" in labels
     assert "MASS, beta=0.001, frozen Jacobian" in labels
-    usual = numbers_of(made, "Table 1.", "MASS, beta=0.001", "2,500 examples, accuracy %")
-    assert (usual["our_mean"], usual["seeds"]) == ("not run", "0")
+    assert (numbers_of(made)["our_mean"], numbers_of(made)["n"]) == ("", "0")
+    assert numbers_of(made, steps="2000")["our_mean"] == "30.0"
+    assert numbers_of(made, batch_stats="frozen")["our_mean"] == "31.0"
 
 
-def test_formats_say_the_same():
+def test_a_data_frame_can_read_the_csv():
+    """Oracle: the csv module and float; 1,014 numbers of the paper; one seed has no deviation."""
+    made = tables.all_tables([run(0.32), run(0.34, 1), run(0.3, train_size=40_000)])
+    header, *lines = csv.reader(io.StringIO(table_formats.as_csv(made)))
+    assert {len(line) for line in lines} == {len(header)} == {len(set(header))}
+    text = {"subject", "network", "method", "batch_stats", "detector", "metric"}
+    columns = dict(zip(header, zip(*lines, strict=True), strict=True))
+    numbers = {
+        name: [float(value) for value in values if value]
+        for name, values in columns.items()
+        if name not in text
+    }
+    assert len(numbers["paper_mean"]) == len(numbers["paper_std"]) == 1014
+    assert set(numbers["table"]) == set(range(1, 15))
+    assert set(numbers["dropout"]) == {0.0, cells.DROPOUT_RATE}
+    assert set(numbers["weight_decay"]) == {0.0, cells.WEIGHT_DECAY}
+    for line in csv_lines(made):
+        assert (line["our_mean"] != "") == (int(line["n"]) > 0)
+        assert (line["our_std"] != "") == (int(line["n"]) > 1)
+        assert (line["beta"] == "") == (line["method"] == "SoftmaxCE")
+        assert (line["batch_stats"] == "") == (line["method"] != "MASS")
+        assert (line["detector"] != "") == ("detection" in line["subject"])
+    assert {1, 2} <= set(numbers["n"])
+
+
+def test_formats_say_the_same(tmp_path):
     """Oracle: each other; every number of the Markdown form is in the LaTeX and HTML forms."""
     made = tables.all_tables([run(0.3217)])
     numbers = lambda text: sorted(re.findall(r"\d+\.\d+", text))
-    body = table_formats.as_markdown(made)
+    body = re.sub(r"Table \d+\.", "", table_formats.as_markdown(made))
     assert "32.2 (n=1" in body
     assert numbers(table_formats.as_latex(made)) == numbers(body)
-    page = table_formats.as_html(made)
-    assert page.count("<table>") == 14
-    assert numbers(page.split("<table>", 1)[1]) == numbers(body)
+    (tmp_path / "tables.html").write_text(table_formats.as_html(made))
+    page = Page(tmp_path / "tables.html")
+    assert len(page.all("table")) == 14
+    assert numbers(page.text) == numbers(body)
+
+
+@pytest.mark.parametrize("name", sorted(set(table_formats.FORMATS) - {"csv"}))
+def test_abbreviations_are_explained(name):
+    """Oracle: the rates of the rows marked D and WD; once, before the first table."""
+    made = table_formats.FORMATS[name](tables.all_tables([]))
+    words = "D: dropout 0.5; WD: weight decay 0.01."
+    before = made[: made.index("Test accuracy, SmallMLP")]
+    assert made.count(words) == before.count(words) == 1
+    assert "standard errors (SE)" in before
+    assert "n in ours" in before
+
+
+def test_the_readmes_explain_abbreviations():
+    """Oracle: the words, where the tables are."""
+    for path in tables.GENERATED:
+        assert path.read_text().count("D: dropout 0.5; WD: weight decay 0.01.") == 1
+
+
+def test_latex_numbers_its_tables_itself():
+    """Oracle: "Table 1: Table 1." is what a caption with a number of its own makes."""
+    made = table_formats.as_latex(tables.all_tables([]))
+    assert made.startswith("% needs \\usepackage{booktabs,graphicx}\n")
+    captions = re.findall(r"\\caption\{(.*)\}", made)
+    assert len(captions) == 14
+    assert captions[0] == "Test accuracy, SmallMLP"
+    assert not any("Table" in caption for caption in captions)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no pdflatex installed")
+def test_latex_fits_its_page(tmp_path):
+    """Oracle: pdflatex, which tells of every box too wide, with the packages that we name."""
+    made = table_formats.as_latex(tables.all_tables([run(0.32), run(0.34, 1)]))
+    packages = re.match("% needs (.*)", made)[1]
+    lines = [r"\documentclass{article}", packages, r"\begin{document}", made, r"\end{document}"]
+    (tmp_path / "page.tex").write_text("\n".join(lines))
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "Overfull" not in done.stdout
+
+
+# Scrolls a wide table to its middle and writes down where things are.
+MEASURE = """<script>
+  const box = [...document.querySelectorAll(".scroll")].find(b => b.scrollWidth > b.clientWidth);
+  const label = box.querySelector("tbody th"), heading = box.previousElementSibling;
+  const edge = () => label.getBoundingClientRect().left;
+  const before = edge();
+  box.scrollLeft = 100;
+  parent.postMessage(JSON.stringify({
+    moved: edge() - before, scrolled: box.scrollLeft,
+    page: document.documentElement.scrollWidth,
+    heading: heading.scrollWidth - heading.clientWidth,
+    groups: [...box.querySelectorAll("thead tr:first-child th")].map(th => th.textContent.trim()),
+    below: [...box.querySelectorAll("thead tr:last-child th")].map(th => th.textContent.trim()),
+    paper: getComputedStyle(document.body).backgroundColor,
+  }), "*");
+</script></body>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium installed (apt-get install chromium)")
+@pytest.mark.parametrize(("scheme", "paper"), [(0, "rgb(22, 24, 27)"), (1, "rgb(255, 255, 255)")])
+def test_a_phone_shows_the_tables(scheme, paper, tmp_path):
+    """Oracle: Chromium's layout at the width of a phone; dark (0) and light (1) as it is told."""
+    made = table_formats.as_html(tables.all_tables([run(0.32)]))
+    made = re.sub(r"<meta http-equiv[^>]*>", "", made)  # it forbids the measuring script
+    (tmp_path / "page.html").write_text(made.replace("</body>", MEASURE))
+    (tmp_path / "frame.html").write_text(
+        """<!DOCTYPE html><body><iframe src="page.html" style="width: 390px; border: 0"></iframe>
+        <script>onmessage = m => { document.body.dataset.seen = m.data; };</script></body>"""
+    )
+    told = f"--blink-settings=preferredColorScheme={scheme}"
+    document, console = browse((tmp_path / "frame.html").as_uri(), told, tmp_path=tmp_path)
+    assert console == []
+    seen = json.loads(html.unescape(re.search(r'data-seen="([^"]*)"', document)[1]))
+    assert (seen["moved"], seen["scrolled"]) == (0, 100)
+    assert seen["page"] <= 390
+    assert seen["heading"] == 0
+    assert seen["groups"] == ["method"] + [
+        f"{size} examples · accuracy %" for size in ("2,500", "10,000", "40,000")
+    ]
+    assert seen["below"] == ["paper", "ours", "difference"] * 3
+    assert seen["paper"] == paper
 
 
 @pytest.mark.parametrize("name", table_formats.FORMATS)
@@ -119,4 +239,6 @@ def test_command(name, capsys):
     """Oracle: every table of the paper is printed."""
     assert tables.main([f"--format={name}"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"Table {number}." in printed for number in range(1, 15))
+    for table in tables.all_tables():
+        shown = {"csv": f"\n{table.number},", "latex": f"{{{table.subject}}}"}
+        assert shown.get(name, table.title) in printed
