@@ -1,6 +1,7 @@
 """`fit`: MASS, or a baseline, on somebody's own network and data."""
 
 import dataclasses
+import json
 import shutil
 import signal
 import sys
@@ -34,8 +35,10 @@ from mass_jax.method import BuildNetwork
 from mass_jax.methods.vib import num_outputs
 from mass_jax.networks import NETWORKS
 from mass_jax.own_network import OwnNetwork, check_examples_do_not_interact, own_network
+from mass_jax.run_log import write_atomically
+from mass_jax.schema import OPERATIONAL
 from mass_jax.signals import Interrupted
-from mass_jax.training import check_same_data, check_same_run, finished_results, train
+from mass_jax.training import RESULTS, check_same_data, check_same_run, finished_results, train
 from mass_jax.workdir import locked
 
 _SET_BY_ARGUMENTS = ("network", "network_digest", "data.name", "data.ood")
@@ -102,11 +105,13 @@ def fit(
       ((5, 2), (5, 2))
     """
     fields = dict(flatten(config or {}))
+    others = {key: value for key, value in fields.items() if key not in OPERATIONAL}
     for key in _SET_BY_ARGUMENTS:
         if key in fields:
             raise ConfigError(f"config.{key} follows from the arguments of fit; leave it out")
     by_argument = {"method": method, "beta": beta, "steps": steps, "seed": seed}
-    fields |= {key: value for key, value in by_argument.items() if value is not None}
+    given = {key: value for key, value in by_argument.items() if value is not None}
+    fields |= given
     if isinstance(network, str) and network not in NETWORKS:
         raise ConfigError(f"network={network!r}: must be one of {sorted(NETWORKS)}, or a network")
     if isinstance(x_train, str):
@@ -124,11 +129,12 @@ def fit(
         fields |= _fields_of_network(own, fields, dataset.num_classes)
         build_network = lambda output_dim: own.network
     resolved = from_flat(_defaults(fields, dataset) | fields)
+    call = _call(network, x_train, x_test is not None, ood, params is not None, given, others)
     if workdir is not None:
-        return _fit_in(Path(workdir), resolved, dataset, build_network, quiet)
+        return _fit_in(Path(workdir), resolved, dataset, build_network, call, quiet)
     temporary = Path(tempfile.mkdtemp(prefix="mass_jax_"))
     try:
-        fitted = _fit_in(temporary, resolved, dataset, build_network, quiet, report=False)
+        fitted = _fit_in(temporary, resolved, dataset, build_network, call, quiet, report=False)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -141,10 +147,14 @@ def _fit_in(
     config: ConfigDict,
     dataset: Dataset,
     build_network: BuildNetwork | None,
+    call: str,
     quiet: bool,
     report: bool = True,
 ) -> Fitted:
-    check_same_run(config, workdir)
+    try:
+        check_same_run(config, workdir)
+    except ConfigError as error:  # speaks of the option of the command line
+        raise ConfigError(str(error).replace("--workdir", "workdir=")) from None
     finished = finished_results(config, workdir)
     if finished is not None:
         check_same_data(finished.get("data_sha256"), dataset.checksums(), workdir)
@@ -155,6 +165,10 @@ def _fit_in(
             if error.signum == signal.SIGINT:
                 raise KeyboardInterrupt(f"{error}; the same call goes on") from None
             raise SystemExit(128 + error.signum) from None
+        if results.get("command") != call:  # `train` knows the configuration, not the arguments
+            results["command"] = call
+            if jax.process_index() == 0:
+                write_atomically(workdir / RESULTS, json.dumps(results, indent=2) + "\n")
         if report:
             reporting.report_if_possible(workdir)
             if not quiet and (workdir / "report.html").exists():
@@ -173,6 +187,29 @@ def _fit_in(
         dataset.normalisation,
         workdir,
     )
+
+
+def _call(
+    network: Any,
+    x_train: Any,
+    has_test: bool,
+    ood: Any,
+    has_params: bool,
+    given: Mapping[str, Any],
+    others: Mapping[str, Any],
+) -> str:
+    """The call of `fit`, with names for what lives in somebody's program, and without paths."""
+    arguments = [repr(network) if isinstance(network, str) else "network"]
+    arguments += [repr(x_train)] if isinstance(x_train, str) else ["x_train", "y_train"]
+    arguments += ["x_test", "y_test"] if has_test else []
+    if isinstance(ood, Mapping) and ood:
+        arguments.append(f"ood={{{', '.join(f'{str(name)!r}: ...' for name in ood)}}}")
+    elif ood:
+        arguments.append(f"ood={ood!r}")
+    arguments += ["params=params"] if has_params else []
+    arguments += [f"{name}={value!r}" for name, value in given.items()]
+    arguments += [f"config={dict(others)!r}"] if others else []
+    return f"mass_jax.fit({', '.join(arguments)})"
 
 
 def _defaults(fields: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:

@@ -89,7 +89,9 @@ def read_run(path: str | Path) -> StoredRun:
         raise checkpoint.CheckpointError(f"{path}: no such workdir or archive")
     found = checkpoint.restore_latest(path / "checkpoints")
     if found is None:
-        raise checkpoint.CheckpointError(f"{path}: no good checkpoint to load")
+        raise checkpoint.CheckpointError(
+            f"{path}: no good checkpoint to load; is it the workdir of a finished run?"
+        )
     arrays = {name: leaf for name, leaf in found.arrays.items() if name.startswith("params.")}
     try:
         results = json.loads((path / "results.json").read_text())

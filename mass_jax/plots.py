@@ -40,13 +40,12 @@ _LOOK = {
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
-    "legend.framealpha": 0.85,  # readable over bars
-    "legend.edgecolor": "none",
+    "legend.frameon": False,
     "legend.fontsize": 9,
     "lines.linewidth": 1.8,
     "text.parse_math": False,  # names come from files; a dollar sign is a dollar sign
 }
-_SIZE = (4.8, 3.3)  # inches
+_SIZE = (4.8, 3.5)  # inches
 _NUM_HISTOGRAM_BINS = 40
 _NO_TERMS = {"step", "examples_per_second", *NOT_LOSS_TERMS}
 DETECTOR_LABELS = {
@@ -97,8 +96,7 @@ def _curves(rows: Sequence[Mapping[str, Any]], lines: Mapping[str, str], ylabel:
         axes.plot(*points.T, color=colour, label=label, **look)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
-    if shown:
-        axes.legend()
+    _legend_below(figure)
     return figure
 
 
@@ -115,7 +113,7 @@ def reliability_diagram(confidence: np.ndarray, correct: np.ndarray) -> Figure:
     edges = np.linspace(0.0, 1.0, NUM_CALIBRATION_BINS + 1)
     width = 1.0 / NUM_CALIBRATION_BINS
     accuracy = bins["correct"][filled] / count[filled]
-    figure = Figure(figsize=(_SIZE[0], 4.4), layout="constrained")
+    figure = Figure(figsize=(_SIZE[0], 4.7), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1.1))
     upper.bar(
         edges[:-1][filled], accuracy, width, align="edge", color=SKY, edgecolor="white",
@@ -129,7 +127,6 @@ def reliability_diagram(confidence: np.ndarray, correct: np.ndarray) -> Figure:
     upper.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="calibrated")
     upper.set(xlim=(0, 1), ylim=(0, 1.03), ylabel="accuracy (fraction)")
     upper.set_title(f"ECE {expected_calibration_error(confidence, correct):.4f}", loc="left")
-    upper.legend(loc="upper left")
     lower.bar(edges[:-1], count, width, align="edge", color=GREY, edgecolor="white", log=True)
     lower.set(xlabel="confidence (probability)", ylabel="examples")
     lower.set_ylim(0.7, max(count.max(), 1) * 6.0)
@@ -144,6 +141,7 @@ def reliability_diagram(confidence: np.ndarray, correct: np.ndarray) -> Figure:
                 _short(int(number)), at, (0, 1), textcoords="offset points", ha="center",
                 fontsize=7,
             )  # fmt: skip
+    _legend_below(figure)
     return figure
 
 
@@ -172,7 +170,7 @@ def risk_coverage(confidence: np.ndarray, correct: np.ndarray) -> Figure:
     axes.set_ylim(bottom=0)
     area = selective_risk(confidence, correct)
     axes.set_title(f"AURC {area['aurc']:.4f}, excess {area['e_aurc']:.4f}", loc="left")
-    axes.legend(loc="upper left")
+    _legend_below(figure)
     return figure
 
 
@@ -195,7 +193,7 @@ def roc(
         rates = roc_curve(scores_out[name], scores_in[name])
         axes.plot(*rates, color=colour, linestyle=dashes, label=f"{name}, AUROC {area:.3f}")
     axes.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01))
-    axes.legend(loc="lower right")
+    _legend_below(figure)
     return figure
 
 
@@ -224,7 +222,7 @@ def score_histogram(
         axes.stairs(share, edges, fill=True, color=colour, alpha=0.25)
         axes.stairs(share, edges, color=colour, linestyle=dashes, linewidth=1.6, label=label)
     axes.set_ylim(bottom=0)
-    axes.legend()
+    _legend_below(figure)
     return figure
 
 
@@ -243,6 +241,12 @@ def _panel(xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
     axes = figure.subplots()
     axes.set(xlabel=xlabel, ylabel=ylabel)
     return figure, axes
+
+
+def _legend_below(figure: Figure) -> None:
+    """Names of the lines under the axes: inside, some run's curve would pass behind them."""
+    if any(axes.get_legend_handles_labels()[0] for axes in figure.axes):
+        figure.legend(loc="outside lower center", ncols=2)
 
 
 @_styled

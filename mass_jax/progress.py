@@ -22,6 +22,16 @@ Item = TypeVar("Item")
 SECONDS_BETWEEN_LINES = 10.0
 
 
+def time_left(seconds: float) -> str:
+    """Time that remains: seconds under two minutes, then minutes.
+
+    Example:
+      >>> time_left(41.6), time_left(200.0)
+      ('42 s left', '3.3 min left')
+    """
+    return f"{seconds:.0f} s left" if seconds < 120 else f"{seconds / 60:,.1f} min left"
+
+
 def track(items: Collection[Item], what: str) -> Iterator[Item]:
     """The items, with a bar and the time left on a terminal, a line now and then elsewhere.
 
@@ -50,6 +60,6 @@ def track(items: Collection[Item], what: str) -> Iterator[Item]:
         now = time.monotonic()
         if done and now - last >= SECONDS_BETWEEN_LINES:
             last = now
-            minutes = (now - began) / done * (len(items) - done) / 60
-            logging.info("%s %s/%s  %.1f minutes left", what, done, len(items), minutes)
+            left = time_left((now - began) / done * (len(items) - done))
+            logging.info("%s %s/%s  %s", what, done, len(items), left)
         yield item

@@ -52,6 +52,14 @@ _HEADLINES = {
     "aurc": "AURC",
     "entropy": "mean entropy (nats)",
 }
+_DETECTION_TERMS = (
+    "AUROC: the chance that a stranger scores above a test example; 0.5 is blind. "
+    "AP (average precision): the share of positives among the highest scores, averaged over "
+    "thresholds from the strictest on; 1 is perfect. "
+    "FPR95: the share of negatives that pass for positive where 95% of the positives are found; "
+    "0 is perfect. "
+    "Positive are the strangers (out) or the test examples (in)."
+)
 _DETECTION = ("auroc", "apr_out", "apr_in", "fpr95_out_positive", "fpr95_in_positive")
 
 
@@ -74,8 +82,9 @@ def write_report(workdir: Path) -> Path:
     sections = {
         "Training": _training_plots(run),
         "Calibration and selective prediction": _confidence_plots(run.predictions.test),
-        "Out-of-distribution detection": _detection_plots(run.predictions),
     }
+    if run.predictions.ood:
+        sections["Out-of-distribution detection"] = _detection_plots(run.predictions)
     (workdir / PLOTS).mkdir(exist_ok=True)
     shown = {}
     for heading, drawn in sections.items():
@@ -150,19 +159,19 @@ def _file_name(name: str) -> str:
 
 def _page(workdir: Path, run: RunFiles, shown: Mapping[str, Html]) -> str:
     fact = lambda name: run.results.get(name, "?")
-    spent = fact("train_seconds")
-    seconds = f"{spent:,.0f}" if isinstance(spent, float) else spent
+    count = lambda name: f"{fact(name):,.0f}" if isinstance(fact(name), int | float) else fact(name)
     title = f"{fact('method')} on {fact('dataset')}: {fact('network')}, seed {fact('seed')}"
     body: list[object] = [
         element("h1", title),
         element(
             "p",
-            f"{fact('train_size')} training examples, beta {fact('beta')}, {fact('steps')} steps "
-            f"in {seconds} s; run {workdir.resolve().name}",
+            f"{count('train_size')} training examples, beta {fact('beta')}, {count('steps')} steps "
+            f"in {count('train_seconds')} s; run {workdir.resolve().name}",
             class_="soft",
         ),
         element("h2", "Results"),
         *_headlines(run),
+        *_command(workdir, run),
     ]
     for heading, figures in shown.items():
         body += [element("h2", heading), figures]
@@ -202,23 +211,54 @@ def _headlines(run: RunFiles) -> list[Html]:
         element("li", joined([element("b", value), element("span", label)]))
         for value, label in cards
     ]
+    evaluated_on = run.results.get("evaluated_on")
+    warning = f"No test examples were given: these numbers are of the {evaluated_on}."
+    return [
+        *([element("p", warning)] if evaluated_on else []),
+        element("ul", joined(items), class_="cards"),
+        *_detection(run.results.get("ood", {})),
+    ]
+
+
+def _detection(ood: Mapping[str, Any]) -> list[Html]:
+    """The detectors' numbers and what they mean; nothing without out-of-distribution sets."""
     detections = [
         (f"{ood_set} by {detector}", *(_shown(_field(scores, name)) for name in _DETECTION))
-        for ood_set, detectors in run.results.get("ood", {}).items()
+        for ood_set, detectors in ood.items()
         for detector, scores in detectors.items()
     ]
+    if not detections:
+        return []
     header = (
         "out-of-distribution set", "AUROC", "AP, out positive", "AP, in positive",
         "FPR95, out positive", "FPR95, in positive",
     )  # fmt: skip
+    misled = [
+        f"{ood_set} by {detector}"
+        for ood_set, detectors in ood.items()
+        for detector, scores in detectors.items()
+        if isinstance(auroc := _field(scores, "auroc"), float) and auroc < 0.5
+    ]
+    warning = (
+        "AUROC below 0.5: takes strangers for more familiar than test examples "
+        f"({', '.join(misled)})."
+    )
     return [
-        element("ul", joined(items), class_="cards"),
         table("Out-of-distribution detection", header, detections),
-        element("p", "The command that computes this run:"),
-        # Scrolls instead of breaking, so that it can be copied and options stay whole.
-        element(
-            "pre", element("code", run.results.get("command", "?")), class_="scroll", tabindex=0
-        ),
+        *([element("p", warning)] if misled else []),
+        element("p", _DETECTION_TERMS, class_="soft"),
+    ]
+
+
+def _command(workdir: Path, run: RunFiles) -> list[Html]:
+    command, kind = str(run.results.get("command", "?")), "command"
+    if command.startswith("mass_jax.fit("):
+        # The call in the file has no paths, so that it holds anywhere; this page is of a place.
+        command = f"{command.removesuffix(')')}, workdir={str(workdir)!r})"
+        kind = "call"
+    return [
+        element("p", f"The {kind} that computes this run:"),
+        element("pre", element("code", command)),
     ]
 
 
@@ -227,12 +267,9 @@ def _field(scores: Any, name: str) -> Any:
 
 
 def _terms(run: RunFiles) -> Html:
-    present = plots.loss_terms(run.rows)
-    names = [*present, *(name for name in _LOSS_TERMS if name not in present)]
     entries = []
-    for name in names:
-        absent = "" if name in present else " (not in this run)"
-        entries.append(element("dt", f"{name}{absent}"))
+    for name in plots.loss_terms(run.rows):
+        entries.append(element("dt", name))
         entries.append(element("dd", _LOSS_TERMS.get(name, "A term of the method's own.")))
     return element("dl", joined(entries))
 
@@ -327,14 +364,19 @@ def _raw_files() -> Html:
 
 def _listed(value: Any, separator: str = ", ") -> str:
     """A value as the file has it, a list by its entries."""
-    return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
+    if not isinstance(value, tuple):
+        return str(value)
+    return separator.join(map(str, value)) or "none"
 
 
 def _shown(value: Any) -> str:
-    """A measured number with four decimals (four digits, if small or large); else its text."""
+    """A measured number with four decimals (three digits, if small or large); else its text."""
     if not isinstance(value, float):
         return str(value)
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+    if not math.isfinite(value) or value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:.4f}"
+    digits, exponent = f"{value:.2e}".split("e")
+    return f"{digits}e{int(exponent)}"  # 4.68e-4: a card is too narrow for more
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Sequence
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --soft: #555; --paper: #fff; --card: #f4f5f7;
-  --line: #d4d7dc; --link: #005a9c; }
+  --line: #d4d7dc; --link: #005a9c; --shadow: #0005; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #ececec; --soft: #b4b8be; --paper: #16181b; --card: #22252a; --line: #3b4048;
-    --link: #8cc8ff; } }
+    --link: #8cc8ff; --shadow: #fff6; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
@@ -45,17 +45,29 @@ figure > img { display: block; width: 100%; height: auto; background: #fff; bord
 .mistakes { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fill, 6.6rem); }
 .mistakes img { width: 100%; image-rendering: pixelated; padding: 0; background: #000; }
 .mistakes figcaption { font-size: .82rem; line-height: 1.35; }
-.scroll { overflow-x: auto; margin: .75rem 0; }
-pre.scroll { background: var(--card); border-radius: .4rem; padding: .5rem .75rem; }
+.scroll { overflow-x: auto; margin: .75rem 0;
+  /* A shadow at each edge that hides more; covers that scroll along hide it at the ends. */
+  background: linear-gradient(to right, var(--paper) 40%, transparent) left / 2.5rem 100% local,
+    linear-gradient(to left, var(--paper) 40%, transparent) right / 2.5rem 100% local,
+    linear-gradient(to right, var(--shadow), transparent) left / .9rem 100% scroll,
+    linear-gradient(to left, var(--shadow), transparent) right / .9rem 100% scroll, var(--paper);
+  background-repeat: no-repeat; }
+pre { background: var(--card); border-radius: .4rem; padding: .5rem .75rem;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .95rem; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
 th { font-weight: 600; }
-td:not(.number) { min-width: 11rem; }
-td.number, th.number { text-align: right; white-space: nowrap; }
+td:not(.number) { overflow-wrap: anywhere; min-width: 5rem; }
+td:last-child:not(.number) { min-width: 11rem; }
+td.number, th.number { text-align: right; }
+td.number { white-space: nowrap; }
 dt { font-weight: 600; margin-top: .6rem; }
 dd { margin: 0; max-width: 46rem; }
 summary { cursor: pointer; padding: .3rem 0; }
+@media (max-width: 30rem) {
+  table { font-size: .85rem; }
+  th, td { padding-right: .5rem; } }
 @media print {
   :root { color-scheme: light; --ink: #000; --soft: #333; --paper: #fff; --card: #fff;
     --line: #bbb; --link: #000; }
@@ -64,8 +76,7 @@ summary { cursor: pointer; padding: .3rem 0; }
   h2, h3 { break-after: avoid; }
   figure, .cards li, tr { break-inside: avoid; }
   .figures { grid-template-columns: 1fr 1fr; }
-  .scroll { overflow: visible; }
-  pre.scroll { white-space: pre-wrap; } }
+  .scroll { overflow: visible; background: none; } }
 """
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 

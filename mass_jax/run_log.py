@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from tensorboardX import SummaryWriter
 
-from mass_jax.progress import SECONDS_BETWEEN_LINES
+from mass_jax.progress import SECONDS_BETWEEN_LINES, time_left
 
 _SECONDS_TO_FIRST_RATE = 2.0
 METRICS_FILE = "metrics.jsonl"
@@ -90,16 +90,18 @@ class RunLog:
 
     def progress(self, step: int, loss: float, steps_per_second: float) -> None:
         """Moves the bar, or prints a line now and then where there is no terminal."""
-        status = f"loss {loss:.4f}  {steps_per_second:.3g} steps/s"
+        digits = ",.0f" if steps_per_second >= 100 else ".3g"
+        status = f"loss {loss:.4f}  {steps_per_second:{digits}} steps/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, status=status)
         elif not self._quiet and (time.monotonic() >= self._next_line or step == self._total):
             self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-            minutes = (self._total - step) / max(steps_per_second, 1e-9) / 60
-            rest = f"{status}  {minutes:.1f} minutes left"
+            rest = status
             if self._is_first_block and step < self._total:
                 rest = f"loss {loss:.4f}  compiled"
                 self._next_line = time.monotonic() + _SECONDS_TO_FIRST_RATE
+            elif step < self._total:
+                rest += f"  {time_left((self._total - step) / max(steps_per_second, 1e-9))}"
             print(f"step {step:,}/{self._total:,}  {rest}", file=sys.stderr, flush=True)
         self._is_first_block = False
 
@@ -138,8 +140,17 @@ def environment() -> dict[str, Any]:
         "processes": jax.process_count(),
         "cpu_count": os.cpu_count(),
         "commit": _git_commit(),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": _typed_command(),
     }
+
+
+def _typed_command() -> list[str]:
+    """This process's command as somebody typed it, but for the directory of its program."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is not None:  # python -m: argv[0] has become the file of the module
+        return ["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    program = Path(sys.argv[0]).name
+    return [*(["python"] if program.endswith(".py") else []), program, *sys.argv[1:]]
 
 
 def _git_commit() -> str | None:

@@ -138,8 +138,8 @@ MISTAKES = {
     "text labels": ({"train_labels": LABELS.astype(str)}, "training labels have type"),
     "one class": ({"train_labels": LABELS * 0, "test_labels": LABELS * 0}, "1 class.* at least 2"),
     "num_classes=1": ({"train_labels": LABELS * 0, "num_classes": 1}, "labels"),
-    "five axes": ({"train_images": IMAGES[None]}, r"training images have shape \(1, 12, 5, 4, 3\)"),
-    "one axis": ({"test_images": IMAGES[:, 0, 0, 0]}, r"test images have shape \(12,\)"),
+    "five axes": ({"train_images": IMAGES[None]}, r"training examples have shape \(1, 12, 5, 4"),
+    "one axis": ({"test_images": IMAGES[:, 0, 0, 0]}, r"test examples have shape \(12,\)"),
     "no training images": (
         {"train_images": IMAGES[:0], "train_labels": LABELS[:0]},
         r"training images have shape \(0, 5, 4, 3\)",
@@ -155,7 +155,18 @@ MISTAKES = {
     "text images": ({"train_images": IMAGES.astype(str)}, "training images have type <U"),
     "complex images": ({"test_images": IMAGES.astype(complex)}, "test images have type complex"),
     "boolean images": ({"train_images": IMAGES > 9}, "training images have type bool"),
-    "NaN": ({"train_images": with_value(np.nan)}, "training images hold NaN or infinity"),
+    "NaN": (
+        {"train_images": with_value(np.nan)},
+        "training images hold NaN or infinity .*first in row 3; fill the gaps or leave",
+    ),
+    "NaN in a table": (
+        {"train_images": with_value(np.nan).reshape(12, 60), "test_images": IMAGES.reshape(12, 60)},
+        "training examples hold NaN or infinity .*first in row 3;",
+    ),
+    "tables of two widths": (
+        {"train_images": IMAGES[:, 0, 0], "test_images": IMAGES[:, 0, 0, 1:]},
+        r"test examples have shape \(2,\), training examples \(3,\)",
+    ),
     "infinity": ({"test_images": with_value(-np.inf)}, "test images hold NaN or infinity"),
     "infinite in float32": (
         {"test_images": with_value(1e300, np.float64)},

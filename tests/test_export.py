@@ -91,7 +91,9 @@ def test_an_own_network_is_needed_again(tmp_path):
 def test_unfinished_and_absent_runs_are_refused(run, tmp_path, capsys):
     _, workdir, _ = run
     assert export.main([str(tmp_path), f"--out={tmp_path / 'x.zip'}"]) == 2
-    assert "no good checkpoint" in capsys.readouterr().err
+    assert "no good checkpoint to load; is it the workdir of a finished run?" in (
+        capsys.readouterr().err
+    )
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(workdir), str(copy)], check=True)
     (copy / "results.json").unlink()

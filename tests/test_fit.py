@@ -92,6 +92,13 @@ def test_a_module_learns_and_everything_comes_along(tmp_path):
     assert float(optax.tree.norm(gradient.network)) > 0
     for name in ("metrics.jsonl", "config.json", "results.json", "environment.json"):
         assert (tmp_path / "run" / name).is_file()
+    # The call as it was made: with what was evaluated on, without what follows from the rest.
+    call = (
+        "mass_jax.fit(network, x_train, y_train, x_test, y_test, ood={'far': ...}, steps=200, "
+        "config={'optimizer.learning_rate': 0.01, 'data.validation_size': 10})"
+    )
+    assert fitted.results["command"] == call
+    assert json.loads((tmp_path / "run" / "results.json").read_text()) == fitted.results
     # The weights are the module's own: it can be used without this project.
     direct = Net().apply({"params": fitted.params.network}, normal)
     np.testing.assert_allclose(direct, fitted.representation(X), rtol=1e-4, atol=1e-5)
@@ -114,7 +121,8 @@ def test_a_resumed_fit_ends_where_an_unbroken_one_does(tmp_path):
     assert leaves_equal(parts.params, whole.params)
     assert float(jnp.abs(whole.params.batch_stats["BatchNorm_0"]["mean"]).max()) > 0
     # Another network, other data or other initial parameters in that workdir are refused.
-    with pytest.raises(ConfigError, match=r"another configuration.*network_digest"):
+    message = r"another configuration.*network_digest.*use another workdir= or"
+    with pytest.raises(ConfigError, match=message):
         mass_jax.fit(Net(), X, Y, workdir=tmp_path / "whole", **QUICK)
     with pytest.raises(ConfigError, match=r"other data \(test/images, train/images differ\)"):
         mass_jax.fit(WithBatchNorm(), X + 1.0, Y, workdir=tmp_path / "whole", **QUICK)
@@ -127,6 +135,8 @@ def test_a_pure_function_with_its_parameters(tmp_path):
     workdir = tmp_path / "run"
     fitted = mass_jax.fit(pure, X, Y, params=pure_params(), workdir=workdir, **QUICK)
     assert fitted.results["evaluated_on"] == "training examples"
+    call = "mass_jax.fit(network, x_train, y_train, params=params, steps=12, config={'batch_size': "
+    assert fitted.results["command"] == f"{call}16}})"
     direct = pure(fitted.params.network, fitted.normalise(X))
     np.testing.assert_allclose(direct, fitted.representation(X), rtol=1e-4, atol=1e-5)
     assert not np.array_equal(fitted.params.network["first"], pure_params()["first"])
@@ -170,6 +180,7 @@ def test_a_tfds_name_trains_too():
     """Oracle: the bundled dataset, which brings its out-of-distribution set."""
     fitted = mass_jax.fit("small_mlp", "digits", beta=0.0, **QUICK)
     assert fitted.config.data.name == "digits"
+    assert fitted.results["command"].startswith("mass_jax.fit('small_mlp', 'digits', beta=0.0, ")
     assert fitted.results["ood"]
     assert fitted.num_classes == 8
 

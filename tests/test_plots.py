@@ -158,6 +158,19 @@ def test_axes_have_names_units_and_safe_colours(predictions):
     assert "nats" not in curves["half_squared_norm"].axes[0].get_ylabel()
 
 
+@pytest.mark.parametrize("scores", [np.zeros(9), np.arange(9.0)], ids=["below chance", "chance"])
+def test_legends_cover_no_data(predictions, scores):
+    """Oracle: the drawn boxes; a legend that shares no point with any axes hides nothing."""
+    low = plots.roc({"entropy": scores + 1}, {"entropy": scores}, "svhn")
+    for figure in [low, *every_figure(*predictions)]:
+        plots.as_png(figure)  # lays it out
+        assert not any(axes.get_legend() for axes in figure.axes)
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+        assert figure.bbox.x0 <= box.x0 < box.x1 <= figure.bbox.x1
+
+
 def test_drawing_is_pure(predictions):
     """Oracle: the same bytes whatever the user's settings, which stay as they are."""
     render = lambda: [plots.as_png(figure) for figure in every_figure(*predictions)]

@@ -20,7 +20,7 @@ def test_lines_only_where_information_is_wanted(clock, caplog, level):
     """Oracle: the clock: an item takes 6 seconds, a line comes every 10."""
     with caplog.at_level(level):
         assert list(progress.track(range(4), "counting")) == [0, 1, 2, 3]
-    lines = ["counting 1/4  0.6 minutes left", "counting 3/4  0.1 minutes left"]
+    lines = ["counting 1/4  36 s left", "counting 3/4  8 s left"]
     assert [r.getMessage() for r in caplog.records] == (lines if level == logging.INFO else [])
 
 

@@ -225,12 +225,52 @@ def test_the_page_tells_what_the_files_say(finished):
     assert f"packages.jax {environment['packages']['jax']}" in text
     assert results["command"] in text
     for name in ("cross_entropy", "entropy", "jacobian", "half_squared_norm"):
-        assert f"{name} (not in this run)" not in text
-    assert "rate (not in this run)" in text
+        assert f"{name} {report._LOSS_TERMS[name]}" in text
+    assert report._LOSS_TERMS["rate"] not in text  # no term of this run
+    assert "150 training examples, beta 0.001, 24 steps in" in text
     seen = predictions.load(finished / "predictions.npz").test
     for label in range(8):
         right = [p == label for p in seen.predicted[seen.labels == label]]
         assert f"{label} {len(right)} {np.mean(right):.4f}" in text
+
+
+def test_detectors_below_chance_are_named(copy):
+    """Oracle: the numbers in the file; terms are explained where they stand, and only there."""
+    results = json.loads((copy / "results.json").read_text())
+    for auroc, warned in ((0.49, True), (0.5, False)):
+        results["ood"] = {"far": {"entropy": {"auroc": auroc}, "max_log_q": {"auroc": 0.9}}}
+        results |= {"aurc": 0.00046828, "steps": 1500}
+        (copy / "results.json").write_text(json.dumps(results))
+        text = Page(report.write_report(copy)).text
+        words = "AUROC below 0.5: takes strangers for more familiar than test examples"
+        assert (f"{words} (far by entropy)." in text) == warned
+        assert "AP (average precision): " in text
+        assert "FPR95: " in text
+        assert "4.68e-4 AURC" in text
+        assert "1,500 steps" in text
+    (copy / "results.json").write_text(json.dumps(results | {"ood": {}}))
+    assert "FPR95" not in Page(report.write_report(copy)).text
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(0.0, "0.0000"), (0.97772, "0.9777"), (-4.6828e-4, "-4.68e-4"), (2.5e7, "2.50e7"),
+     (float("inf"), "inf"), (3, "3"), ("-", "-")],
+)  # fmt: skip
+def test_numbers_fit_their_cards(value, words):
+    assert report._shown(value) == words
+
+
+def test_the_call_of_fit_is_told_with_its_workdir(copy):
+    """Oracle: by hand; and numbers of training examples are called so."""
+    results = json.loads((copy / "results.json").read_text())
+    results |= {"command": "mass_jax.fit(network, x_train, y_train)"}
+    for evaluated_on in ({}, {"evaluated_on": "training examples"}):
+        (copy / "results.json").write_text(json.dumps(results | evaluated_on))
+        text = Page(report.write_report(copy)).text
+        assert f"mass_jax.fit(network, x_train, y_train, workdir='{copy}')" in text
+        warned = "No test examples were given: these numbers are of the training examples." in text
+        assert warned == bool(evaluated_on)
 
 
 def test_changed_fields_come_first(finished):
@@ -241,6 +281,7 @@ def test_changed_fields_come_first(finished):
         assert f"{name} {value} {default}" in changed
     assert "representation_dim 8" in folded
     assert "representation_dim" not in changed
+    assert "data.ood none" in folded
 
 
 def test_plots_are_files_too(finished):
@@ -453,7 +494,9 @@ def test_a_browser_shows_it(finished, tmp_path):
       const images = [...document.images];
       parent.postMessage(JSON.stringify({
         broken: images.filter(i => i.naturalWidth === 0).length, images: images.length,
-        page: document.documentElement.scrollWidth, window: window.innerWidth}), "*");
+        page: document.documentElement.scrollWidth, window: window.innerWidth,
+        cut: [...document.querySelectorAll(".scroll, pre")].filter(
+          box => box.scrollWidth > box.clientWidth).map(box => box.ariaLabel)}), "*");
       console.log("heard");
     </script></body>"""
     (tmp_path / "measured.html").write_text(page.replace("</body>", measure))
@@ -470,3 +513,6 @@ def test_a_browser_shows_it(finished, tmp_path):
         assert measured["images"] == 27
         assert measured["window"] == width
         assert measured["page"] <= width  # tables scroll in their own box, not the page
+        wide = {"Out-of-distribution detection", "Fields that differ from the default"}
+        wide |= {"Fields at their default"}
+        assert set(measured["cut"]) <= (wide if width == 390 else set())

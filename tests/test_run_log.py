@@ -1,6 +1,7 @@
 """Logs: rows, their survival, progress without a terminal, atomic files."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -42,12 +43,13 @@ def test_progress_lines_without_a_terminal(tmp_path, capsys, quiet, monkeypatch)
         clock.now = 3.5
         log.progress(21, 1.5, 2.0)  # too soon for another line
         clock.now = 60.0
-        log.progress(100, 0.5, 2.0)
+        log.progress(100, 0.5, 4449.7)
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == (0 if quiet else 3)
     if not quiet:
         assert lines[0] == "step 10/100  loss 1.5000  compiled"
-        assert lines[1] == "step 20/100  loss 1.5000  2 steps/s  0.7 minutes left"
+        assert lines[1] == "step 20/100  loss 1.5000  2 steps/s  40 s left"
+        assert lines[2] == "step 100/100  loss 0.5000  4,450 steps/s"
 
 
 def test_the_bar_on_a_terminal(tmp_path, monkeypatch, capsys):
@@ -70,6 +72,23 @@ def test_environment_names_what_is_needed_to_repeat_a_run(monkeypatch):
     assert {"python", "packages", "devices", "commit", "command"} <= found.keys()
     monkeypatch.setattr(run_log.subprocess, "run", raise_missing)
     assert run_log.environment()["commit"] is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "program", "typed"),
+    [
+        ("mass_jax.main", "/far/mass_jax/main.py", "python -m mass_jax.main --quiet"),
+        ("pytest.__main__", "/far/pytest/__main__.py", "python -m pytest --quiet"),
+        (None, "/far/train.py", "python train.py --quiet"),
+        (None, "/far/bin/mass-jax", "mass-jax --quiet"),
+    ],
+)
+def test_the_command_is_what_was_typed(spec, program, typed, monkeypatch):
+    """Oracle: what Python makes of each command line, by its manual."""
+    main = SimpleNamespace(__spec__=None if spec is None else SimpleNamespace(name=spec))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", [program, "--quiet"])
+    assert run_log._typed_command() == typed.split()
 
 
 def raise_missing(*_, **__):

@@ -134,10 +134,11 @@ def dataset_from_arrays(
         others[other] = (split, statistics_of(split.images))
     shapes = {"test": test.images.shape[1:]}
     shapes |= {other: split.images.shape[1:] for other, (split, _) in others.items()}
+    noun = _noun(train.images, keep_shape)
     for other, shape in shapes.items():
         if shape != train.images.shape[1:]:
             raise DataError(
-                f"{name}: {other} images have shape {shape}, training images "
+                f"{name}: {other} {noun} have shape {shape}, training {noun} "
                 f"{train.images.shape[1:]}; they must agree"
             )
     statistics = normalisation or statistics_of(train.images)
@@ -156,25 +157,35 @@ def _check_normalisation(normalisation: Normalisation, channels: int) -> None:
         raise DataError("normalisation must be finite, with std above 0")
 
 
+def _noun(images: np.ndarray, keep_shape: bool) -> str:
+    """What messages call the rows: tables and arrays of any shape need not be images."""
+    return "images" if images.ndim == 4 and not keep_shape else "examples"
+
+
 def _checked_split(
     images: np.ndarray, labels: np.ndarray, what: str, num_classes: int | None, keep_shape: bool
 ) -> Split:
     images, labels = np.asarray(images), np.asarray(labels)
     if images.ndim == 3 and not keep_shape:
         images = images[..., None]
+    noun = _noun(images, keep_shape)
     if images.ndim < 2 or (images.ndim not in (2, 4) and not keep_shape) or 0 in images.shape:
         needed = "(N, ...)" if keep_shape else "(N, H, W, C), (N, H, W) or (N, D)"
-        raise DataError(f"{what} images have shape {images.shape}; need {needed}, N > 0")
+        raise DataError(f"{what} {noun} have shape {images.shape}; need {needed}, N > 0")
     if images.dtype != np.uint8:
         if not np.issubdtype(images.dtype, np.number) or np.iscomplexobj(images):
-            raise DataError(f"{what} images have type {images.dtype}; need uint8 or float")
+            raise DataError(f"{what} {noun} have type {images.dtype}; need uint8 or float")
         with np.errstate(over="ignore"):  # found and named in the next line
             images = images.astype(np.float32)
-        if not np.isfinite(images).all():
-            raise DataError(f"{what} images hold NaN or infinity")
+        bad_rows = np.flatnonzero(~np.isfinite(images.reshape(len(images), -1)).all(axis=1))
+        if bad_rows.size:
+            raise DataError(
+                f"{what} {noun} hold NaN or infinity (as float32), first in row {bad_rows[0]}; "
+                "fill the gaps or leave such rows out"
+            )
     if labels.shape != images.shape[:1]:
         raise DataError(
-            f"{what} labels have shape {labels.shape}; need ({len(images)},), one per image"
+            f"{what} labels have shape {labels.shape}; need ({len(images)},), one per example"
         )
     if not np.issubdtype(labels.dtype, np.integer):
         raise DataError(
