@@ -74,7 +74,7 @@ def log_prob(mixture: GaussianMixture, z: jax.Array) -> jax.Array:
     extended = jnp.concatenate([z - origin, jnp.ones_like(z[:, :1])], axis=-1)  # [B, R + 1]
     # By [R + 1, C R], not its transpose: the gradient then needs no transposed copy of [B, C R].
     whitened = jnp.matmul(extended, affine.T, precision=_HIGHEST)  # [B, C R]
-    distance = jnp.sum(jnp.square(whitened.reshape(z.shape[0], -1, dim)), axis=-1)  # [B, C]
+    distance = jnp.sum(jnp.square(whitened.reshape(z.shape[0], len(means), dim)), axis=-1)  # [B, C]
     diagonal = jnp.diagonal(mixture.scale_tril, axis1=-2, axis2=-1)  # [..., M, R]
     log_det = jnp.sum(jnp.log(jnp.abs(diagonal)), axis=-1)
     log_weight = jax.nn.log_softmax(mixture.logits, axis=-1)

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 SingularPolicy = Literal["floor", "-inf"]
 
@@ -202,9 +203,9 @@ product = partial(jnp.matmul, precision=_HIGHEST)
 def inverse_lower(factor: jax.Array) -> jax.Array:
     """Inverse of small lower-triangular matrices.
 
-    The right-hand side is the identity and the derivative is a product of
-    inverses: wide batched triangular solves and their gradients can hang XLA's
-    CPU backend.
+    Blocks along the diagonal are inverted in pairs, ``[[A, 0], [B, C]]`` to
+    ``[[A^-1, 0], [-C^-1 B A^-1, C^-1]]``, from single numbers up: a few products. A batched
+    triangular solve can hang XLA's CPU backend, and its BLAS threads get in the way of XLA's.
 
     Args:
       factor: ``[..., R, R]``; what stands above the diagonal is ignored.
@@ -212,8 +213,17 @@ def inverse_lower(factor: jax.Array) -> jax.Array:
     Returns:
       ``[..., R, R]``, lower triangular.
     """
-    identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-    return jax.lax.linalg.triangular_solve(factor, identity, left_side=True, lower=True)
+    dim = factor.shape[-1]
+    identity = jnp.broadcast_to(jnp.eye(dim, dtype=factor.dtype), factor.shape)
+    inverse = identity / _diagonal(factor)[..., None, :]
+    width = 1
+    while width < dim:
+        block = np.arange(dim) // width
+        is_second_by_first = (block[:, None] == block[None, :] + 1) & (block[:, None] % 2 == 1)
+        below = jnp.where(np.broadcast_to(is_second_by_first, factor.shape), factor, 0.0)
+        inverse = inverse - product(product(inverse, below), inverse)
+        width *= 2
+    return inverse
 
 
 @inverse_lower.defjvp
