@@ -85,7 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--network", choices=sorted(_STEPS), help="default: both")
     parser.add_argument("--quick", action="store_true", help="fewer repeats: under 10 minutes")
     parser.add_argument("--peer", choices=["torch"], help="the same steps in plain PyTorch")
-    parser.add_argument("--json", type=Path, required=True, help="where the table is written")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        required=True,
+        help="where the table is written; the other network's is kept",
+    )
     options = parser.parse_args(argv)
     if not options.json.absolute().parent.is_dir():
         parser.error(f"--json={options.json}: no such directory")
@@ -93,14 +98,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if peer and importlib.util.find_spec("torch") is None:
         print("--peer=torch: PyTorch is not installed (pip install torch); skipped")
         peer = False
-    outcome: dict[str, Any] = {"matmul_gflops": matmul_gflops()}
+    try:
+        outcome = json.loads(options.json.read_text()) if options.json.exists() else {}
+        outcome = dict(outcome)  # the other network's numbers stay, with their own commit
+    except (ValueError, TypeError):
+        parser.error(f"--json={options.json}: exists and holds no benchmark; name another file")
+    outcome["matmul_gflops"] = matmul_gflops()
     for network in [options.network] if options.network else sorted(_STEPS, reverse=True):
         outcome[network] = measure(network, options.quick, peer)
+        made_on = environment() | {"matmul_gflops": outcome["matmul_gflops"]}
+        outcome.setdefault("environment", {})[network] = made_on
         print(as_text(network, outcome[network], outcome["matmul_gflops"]), flush=True)
     if options.network != "resnet20":
         outcome["evaluation"] = measure_evaluation()
         print(*(f"{name}: {s:.1f} s" for name, s in outcome["evaluation"].items()), sep="\n")
-    outcome["environment"] = environment()
     write_atomically(options.json, json.dumps(outcome, indent=2) + "\n")
     return 0
 

@@ -1,5 +1,7 @@
 """The benchmark: its parts work, and the FLOPs of the exact step stay at their floor."""
 
+import json
+
 import pytest
 
 from experiments import benchmark
@@ -35,6 +37,24 @@ def test_flops_of_a_step(network, variant, limit):
     61 forward passes per Jacobian example."""
     ratio = flops(network, variant) / flops(network, "softmax_ce")
     assert 1.0 < ratio < limit
+
+
+def test_the_other_network_is_kept(tmp_path, monkeypatch, capsys):
+    """Oracle: what was in the file before."""
+    row = {"ms": 1.0, "ratio": 1.0, "flops_ratio": 1.0, "peak_share": 0.5, "peak_mb": 1.0}
+    table = {"softmax_ce": row | {"compile_s": 1.0}}
+    monkeypatch.setattr(benchmark, "measure", lambda *_: table)
+    file = tmp_path / "benchmark.json"
+    file.write_text(json.dumps({"small_mlp": "as it was"}))
+    assert benchmark.main(["--network=resnet20", f"--json={file}"]) == 0
+    made = json.loads(file.read_text())
+    assert (made["small_mlp"], made["resnet20"]) == ("as it was", table)
+    assert made["environment"]["resnet20"]["matmul_gflops"] == made["matmul_gflops"] > 0
+    file.write_text("no table")
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main(["--network=resnet20", f"--json={file}"])
+    assert ended.value.code == 2
+    assert "holds no benchmark" in capsys.readouterr().err
 
 
 @pytest.mark.slow
