@@ -129,6 +129,8 @@ def config_hash(config: Mapping[str, Any]) -> str:
 def as_command(config: Mapping[str, Any]) -> str:
     """A command that computes the same run anywhere: no paths, no operational fields.
 
+    Not of a run by `mass_jax.fit`: no command line can name what lives in somebody's program.
+
     Example:
       >>> as_command(default_config())
       'python -m mass_jax.main'
@@ -139,13 +141,6 @@ def as_command(config: Mapping[str, Any]) -> str:
         for key, value in flatten(config).items()
         if value != usual[key] and key not in OPERATIONAL
     }
-    if config["network"] == OWN or config["data"]["name"] == ARRAYS:
-        # No command line can name a network or arrays that live in somebody's program.
-        network = "network" if config["network"] == OWN else repr(config["network"])
-        data = "x_train, y_train" if config["data"]["name"] == ARRAYS else config["data"]["name"]
-        given = ("network", "network_digest", "data.name")
-        fields = {key: value for key, value in changed.items() if key not in given}
-        return f"mass_jax.fit({network}, {data}, config={fields})"
     return " ".join(
         [
             "python -m mass_jax.main",

@@ -1,7 +1,6 @@
 """`fit`: MASS, or a baseline, on somebody's own network and data."""
 
 import dataclasses
-import json
 import shutil
 import signal
 import sys
@@ -35,10 +34,9 @@ from mass_jax.method import BuildNetwork
 from mass_jax.methods.vib import num_outputs
 from mass_jax.networks import NETWORKS
 from mass_jax.own_network import OwnNetwork, check_examples_do_not_interact, own_network
-from mass_jax.run_log import write_atomically
 from mass_jax.schema import OPERATIONAL
 from mass_jax.signals import Interrupted
-from mass_jax.training import RESULTS, check_same_data, check_same_run, finished_results, train
+from mass_jax.training import check_same_data, check_same_run, finished_results, train
 from mass_jax.workdir import locked
 
 _SET_BY_ARGUMENTS = ("network", "network_digest", "data.name", "data.ood")
@@ -151,24 +149,19 @@ def _fit_in(
     quiet: bool,
     report: bool = True,
 ) -> Fitted:
-    try:
-        check_same_run(config, workdir)
-    except ConfigError as error:  # speaks of the option of the command line
-        raise ConfigError(str(error).replace("--workdir", "workdir=")) from None
+    check_same_run(config, workdir)
     finished = finished_results(config, workdir)
     if finished is not None:
         check_same_data(finished.get("data_sha256"), dataset.checksums(), workdir)
     with locked(workdir):
         try:
-            results = train(config, dataset, workdir, quiet=quiet, build_network=build_network)
+            results = train(
+                config, dataset, workdir, quiet=quiet, build_network=build_network, command=call
+            )
         except Interrupted as error:  # as Python programs end by these signals: 130 and 143
             if error.signum == signal.SIGINT:
                 raise KeyboardInterrupt(f"{error}; the same call goes on") from None
             raise SystemExit(128 + error.signum) from None
-        if results.get("command") != call:  # `train` knows the configuration, not the arguments
-            results["command"] = call
-            if jax.process_index() == 0:
-                write_atomically(workdir / RESULTS, json.dumps(results, indent=2) + "\n")
         if report:
             reporting.report_if_possible(workdir)
             if not quiet and (workdir / "report.html").exists():

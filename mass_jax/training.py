@@ -61,6 +61,7 @@ def train(
     stop: StopSignal | None = None,
     quiet: bool = False,
     build_network: BuildNetwork | None = None,
+    command: str | None = None,
 ) -> dict[str, Any]:
     """Trains (or goes on training) in ``workdir`` and evaluates at the end.
 
@@ -71,6 +72,7 @@ def train(
       stop: active already; ``None`` listens to signals from here on.
       quiet: no progress.
       build_network: see `make_experiment`.
+      command: that computes this run, for the results; ``None``: the one of the command line.
 
     Returns:
       What ``results.json`` holds.
@@ -101,7 +103,20 @@ def train(
             stopping = _any_process(stop.signum)
         if stopping:  # during the last save, or just before
             raise Interrupted(stopping, "after the last step; checkpoint saved")
-        return _results(config, experiment, dataset, workdir, state, seconds, digest)
+        return _results(
+            config,
+            experiment,
+            dataset,
+            workdir,
+            state,
+            {
+                "command": as_command(config) if command is None else command,
+                "config_hash": config_hash(config),
+                "data_sha256": checksums,
+                "checkpoint_sha256": digest,
+                "train_seconds": seconds,
+            },
+        )
 
 
 def _results(
@@ -110,8 +125,7 @@ def _results(
     dataset: Dataset,
     workdir: Path,
     state: TrainState,
-    seconds: float,
-    digest: str,
+    provenance: dict[str, Any],
 ) -> dict[str, Any]:
     """Evaluates the trained model; what is written in ``results.json``."""
     began = time.monotonic()
@@ -131,11 +145,7 @@ def _results(
         # Somebody without test examples must not take these numbers for test results.
         **({"evaluated_on": "training examples"} if dataset.test is dataset.train else {}),
         **evaluate_run(config, experiment, dataset, state.params, predictions_file),
-        "command": as_command(config),
-        "config_hash": config_hash(config),
-        "data_sha256": dataset.checksums(),
-        "checkpoint_sha256": digest,
-        "train_seconds": seconds,
+        **provenance,
         "evaluation_seconds": time.monotonic() - began,
     }
     if writes:
@@ -170,12 +180,12 @@ def check_same_run(config: ConfigDict, workdir: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except (OSError, ValueError):
-        raise ConfigError(f"{workdir / CONFIG} cannot be read; use another --workdir") from None
+        raise ConfigError(f"{workdir / CONFIG} cannot be read; use another workdir") from None
     changed = differences(json.loads(json.dumps(saved)), config.to_dict())
     if changed:
         raise ConfigError(
             f"{workdir} holds a run of another configuration ({'; '.join(changed)}); "
-            "use another --workdir or the same configuration"
+            "use another workdir or the same configuration"
         )
 
 

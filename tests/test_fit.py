@@ -121,7 +121,7 @@ def test_a_resumed_fit_ends_where_an_unbroken_one_does(tmp_path):
     assert leaves_equal(parts.params, whole.params)
     assert float(jnp.abs(whole.params.batch_stats["BatchNorm_0"]["mean"]).max()) > 0
     # Another network, other data or other initial parameters in that workdir are refused.
-    message = r"another configuration.*network_digest.*use another workdir= or"
+    message = r"another configuration.*network_digest.*use another workdir or"
     with pytest.raises(ConfigError, match=message):
         mass_jax.fit(Net(), X, Y, workdir=tmp_path / "whole", **QUICK)
     with pytest.raises(ConfigError, match=r"other data \(test/images, train/images differ\)"):
