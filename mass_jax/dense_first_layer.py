@@ -19,6 +19,7 @@ from mass_jax.log_determinant import (
 )
 
 DenseForm = Literal["rows", "gram"]
+_MOST_OUTER_PRODUCTS = 4
 
 
 def gram_is_cheaper(num_examples: int, output_dim: int, input_dim: int, width: int) -> bool:
@@ -76,9 +77,21 @@ def _half_log_det_behind_jvp(
     made = _with_gradients(rows, kernel, noise, form, singular)
     # d(W^T W) is W^T dW and its transpose; A^T (J J^T)^-1 A is symmetric, so one counts twice.
     by_kernel = product(kernel.T, kernel_tangent) if form == "gram" else kernel_tangent
-    through = _flat_product(made.left, by_kernel)
+    through = _through(made.left, by_kernel)
     along_rows = jnp.sum(made.by_rows * rows_tangent, axis=(-2, -1))
     return made.value, along_rows + jnp.sum(made.right * through, axis=(-2, -1))
+
+
+def _through(left: jax.Array, kernel_tangent: jax.Array) -> jax.Array:
+    """``left`` times a tangent of the kernel, so that its transpose is the kernel's gradient.
+
+    A few rows as outer products: XLA adds them up inside the optimiser's update, where a product
+    would first write a matrix as large as the kernel.
+    """
+    if left.shape[0] * left.shape[1] > _MOST_OUTER_PRODUCTS:
+        return _flat_product(left, kernel_tangent)
+    rows = [jnp.sum(row[:, None] * kernel_tangent, axis=0) for example in left for row in example]
+    return jnp.stack(rows).reshape(*left.shape[:-1], -1)
 
 
 @partial(jax.jit, static_argnames=("form", "singular"))

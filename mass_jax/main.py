@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from mass_jax import options as command_line
@@ -107,6 +108,11 @@ def _join_cluster(options: argparse.Namespace) -> None:
         jax.distributed.initialize(*explicit)
     elif options.distributed or _is_one_of_many():
         jax.distributed.initialize()
+    else:
+        return
+    # Now, while all are here: CPU processes wait only seconds for each other's connection, and
+    # the first step comes after a compilation that may take one of them much longer.
+    multihost_utils.sync_global_devices("started")
 
 
 def _is_one_of_many() -> bool:
