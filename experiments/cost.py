@@ -17,16 +17,15 @@ from mass_jax.train_step import AXIS, Batch, make_train_step
 
 BENCHMARK = RESULTS / "benchmark.json"
 _SIZE = 1024  # of the square matrices whose product is timed
-_REPEATS = 20
 
 
-def matmul_gflops() -> float:
+def matmul_gflops(repeats: int = 20) -> float:
     """Best speed of a float32 matrix product here and now, in GFLOP/s."""
     square = jnp.ones((_SIZE, _SIZE))
     product = jax.jit(jnp.matmul)
     product(square, square).block_until_ready()
     best = float("inf")
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         began = time.perf_counter()
         product(square, square).block_until_ready()
         best = min(best, time.perf_counter() - began)
@@ -62,11 +61,13 @@ def step_flops(
 def minutes_by_cell(cells: Iterable[Cell]) -> dict[Cell, float]:
     """Expected minutes of each run, training alone."""
     recorded = json.loads(BENCHMARK.read_text())
-    slower = recorded["matmul_gflops"] / matmul_gflops()
-    return {
-        cell: slower * recorded[cell.network][_variant(cell)]["ms"] * cell.config().steps / 60_000
-        for cell in cells
-    }
+    here = matmul_gflops()
+    minutes = {}
+    for cell in cells:
+        slower = recorded["environment"][cell.network]["matmul_gflops"] / here
+        ms = slower * recorded[cell.network][_variant(cell)]["ms"]
+        minutes[cell] = ms * cell.config().steps / 60_000
+    return minutes
 
 
 def _variant(cell: Cell) -> str:

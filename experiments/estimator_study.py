@@ -30,8 +30,8 @@ from mass_jax.config import ConfigError, apply_overrides, as_command, resolve
 from mass_jax.data import DataError, Dataset, load_dataset, normalise
 from mass_jax.estimators import JACOBIAN_ESTIMATORS, num_jacobian_examples
 from mass_jax.experiment import Experiment, make_experiment
-from mass_jax.information import mass_loss
 from mass_jax.loading import load, read_run
+from mass_jax.losses import mass_loss
 from mass_jax.model import ModelParams
 from mass_jax.options import CONFIG_DIR, load_config
 from mass_jax.run_log import environment, write_atomically

@@ -7,10 +7,8 @@ from mass_jax.fitting import fit
 from mass_jax.gaussian_mixture import INITIALISATIONS, GaussianMixture
 from mass_jax.information import (
     LossTerms,
-    cdi_loss,
     conditional_entropy,
     conserved_differential_information,
-    mass_loss,
     mass_loss_terms,
     mass_objective,
 )
@@ -22,6 +20,7 @@ from mass_jax.jacobian import (
 )
 from mass_jax.loading import load
 from mass_jax.log_determinant import half_log_det_gram
+from mass_jax.losses import cdi_loss, mass_loss
 from mass_jax.methods import METHODS, make_method
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams

@@ -6,7 +6,7 @@ Jacobian determinant of MASS (arXiv:1905.07822, the display below Eq. (1)).
 
 Batch elements must not interact for a Jacobian to be "per example". Networks
 with BatchNorm in training mode do interact; `summed_jacobian` names what the
-authors compute there, and `information.py` offers both definitions.
+authors compute there, and `losses.py` offers both definitions.
 """
 
 from collections.abc import Callable

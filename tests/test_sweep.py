@@ -149,7 +149,10 @@ def test_durations_are_said_as_a_person_would(minutes, words):
 def test_costs_follow_the_benchmark_and_the_machine(monkeypatch, tmp_path):
     """Oracle: by hand: 100,000 steps of 30 ms are 50 minutes; half the speed, twice as long."""
     recorded = tmp_path / "benchmark.json"
-    recorded.write_text('{"matmul_gflops": 50, "small_mlp": {"mass_exact_paper_bn": {"ms": 30}}}')
+    recorded.write_text(
+        '{"small_mlp": {"mass_exact_paper_bn": {"ms": 30}},'
+        ' "environment": {"small_mlp": {"matmul_gflops": 50}}}'
+    )
     monkeypatch.setattr(cost, "BENCHMARK", recorded)
     monkeypatch.setattr(cost, "matmul_gflops", lambda: 25.0)
     cell = cells.Cell("small_mlp", "mass", 1e-3, False, False, 2500, 0)

@@ -16,7 +16,7 @@ import pytest
 import mass_jax
 from mass_jax import gaussian_mixture, networks
 from mass_jax.gaussian_mixture import GaussianMixture
-from mass_jax.information import cdi_loss
+from mass_jax.losses import cdi_loss
 from mass_jax.model import ModelParams
 from mass_jax.networks import ResNet20, SmallMLP, TrainContext
 from mass_jax.representation import BATCH_STATS, represent
