@@ -3,9 +3,11 @@
 A convolution is bilinear, and its three forms (forward, input gradient, kernel gradient)
 are one trilinear form seen from three sides: each one's derivatives are the other two.
 `conv3x3_closed` is built on that, so that differentiating any number of times meets only
-these three. XLA's own second derivatives of strided convolutions, and its kernel
-gradients over large batches, are up to ten times slower on CPUs. On accelerators, and
-for forward-mode differentiation, `conv3x3` is right; both compute the same.
+these three, each written as a plain NHWC convolution. XLA's CPU backend brings others into that
+form by itself, but not inside loops, where they ran ten times slower; its own second
+derivatives of strided convolutions, and its kernel gradients over large batches, are slow
+everywhere. On accelerators, and for forward-mode differentiation, `conv3x3` is right; both
+compute the same.
 """
 
 from functools import partial
@@ -51,6 +53,11 @@ def conv3x3_closed(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     return jnp.concatenate(parts)
 
 
+def _spread(count: int, stride: int) -> int:
+    """Pixels from the first to the last of ``count`` that lie ``stride`` apart."""
+    return (count - 1) * stride + 1
+
+
 def _pieces(count: int, size: int) -> list[slice]:
     size = max(size, -(-count // _MOST_PIECES))
     return [slice(start, start + size) for start in range(0, count, size)]
@@ -81,11 +88,22 @@ def _input_gradient(
 ) -> jax.Array:
     """Derivative by the input (of ``shape``), contracted with a cotangent of the output."""
 
+    # Cotangents `stride` apart, correlated with the kernel turned by half a turn.
+    turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+    padding = [
+        (1, extent + 1 - _spread(out, stride))
+        for extent, out in zip(shape[1:3], cotangent.shape[1:3], strict=True)
+    ]
+
     def piece(rows: slice) -> jax.Array:
-        at = cotangent[rows]
-        x = jax.ShapeDtypeStruct((at.shape[0], *shape[1:]), at.dtype)
-        (gradient,) = jax.linear_transpose(lambda v: conv3x3(v, kernel, stride), x)(at)
-        return gradient
+        return jax.lax.conv_general_dilated(
+            cotangent[rows],
+            turned,
+            window_strides=(1, 1),
+            padding=padding,
+            lhs_dilation=(stride, stride),
+            dimension_numbers=_LAYOUT,
+        )
 
     return jnp.concatenate([piece(rows) for rows in _pieces(cotangent.shape[0], _PIECE)])
 
@@ -109,14 +127,22 @@ _input_gradient.defvjp(
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _kernel_gradient(x: jax.Array, cotangent: jax.Array, stride: int) -> jax.Array:
     """Derivative by the kernel, contracted with a cotangent of the output, in pieces."""
-    kernel = jax.ShapeDtypeStruct((3, 3, x.shape[-1], cotangent.shape[-1]), x.dtype)
+    # Examples take the place of channels: inputs [C, H, W, n], correlated with [h, w, n, F].
+    padding = [
+        (1, 1 + _spread(out, stride) - extent)
+        for extent, out in zip(x.shape[1:3], cotangent.shape[1:3], strict=True)
+    ]
 
     def piece(rows: slice) -> jax.Array:
-        at = x[rows]
-        (gradient,) = jax.linear_transpose(lambda k: conv3x3(at, k, stride), kernel)(
-            cotangent[rows]
+        gradient = jax.lax.conv_general_dilated(
+            x[rows].transpose(3, 1, 2, 0),
+            cotangent[rows].transpose(1, 2, 0, 3),
+            window_strides=(1, 1),
+            padding=padding,
+            rhs_dilation=(stride, stride),
+            dimension_numbers=_LAYOUT,
         )
-        return gradient
+        return gradient.transpose(1, 2, 0, 3)
 
     first, *others = _pieces(x.shape[0], _KERNEL_GRADIENT_PIECE)
     return sum((piece(rows) for rows in others), piece(first))

@@ -151,12 +151,30 @@ def map_examples(f: Callable[[Any], jax.Array], x: Any, chunk_size: int | None) 
       x: an array, or any pytree of arrays, with a leading batch axis.
       chunk_size: at least 1, or ``None`` for the whole batch at once.
     """
-    if chunk_size is None or chunk_size >= jax.tree.leaves(x)[0].shape[0]:
-        return jax.vmap(f)(x)
+    return map_chunks(jax.vmap(f), x, chunk_size)
+
+
+def map_chunks(f: Callable[[Any], jax.Array], x: Any, chunk_size: int | None) -> jax.Array:
+    """``f(x)`` of a function whose examples do not interact, a chunk at a time.
+
+    Args:
+      f: works on a batch of any size.
+      x: an array, or any pytree of arrays, with a leading batch axis.
+      chunk_size: as in `map_examples`.
+    """
+    count = jax.tree.leaves(x)[0].shape[0]
+    if chunk_size is None or chunk_size >= count:
+        return f(x)
     if chunk_size < 1:
         raise ValueError(f"chunk_size={chunk_size}: must be at least 1, or None for no chunks")
+    whole = count - count % chunk_size
+    chunks = jax.tree.map(lambda a: a[:whole].reshape(-1, chunk_size, *a.shape[1:]), x)
     # Without the checkpoint, the backward pass would keep every chunk's residuals.
-    return jax.lax.map(jax.checkpoint(f), x, batch_size=chunk_size)
+    values = jax.lax.map(jax.checkpoint(f), chunks)
+    values = values.reshape(whole, *values.shape[2:])
+    if whole == count:
+        return values
+    return jnp.concatenate([values, f(jax.tree.map(lambda a: a[whole:], x))])
 
 
 def _example_dims(f: ExampleFn, x: jax.Array) -> tuple[int, int]:

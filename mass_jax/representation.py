@@ -99,16 +99,14 @@ def represent(
     if num_jacobian == 0:
         return Representation(z, z[:0, 0], rows.weights, running)
 
-    # Chunks are mapped by `vmap` inside a loop, where only the plain rules work.
-    in_one_piece = mode != "forward" and chunk_size is None
-
     def f(images: jax.Array, keys: jax.Array | None, first: jax.Array | None = None) -> jax.Array:
-        reverse_only = context.reverse_only and in_one_piece
+        reverse_only = context.reverse_only and mode != "forward"
         return networks.apply(
             params.module, params.network, statistics, images, keys, reverse_only, first
         )
 
     images, keys = x[: rows.maybe], _first(context.keys, rows.maybe)
+    in_one_piece = mode != "forward" and chunk_size is None
     probe_keys = None
     if estimator.gradient == "probe":
         if keys is None or not in_one_piece:
@@ -123,17 +121,22 @@ def represent(
     if probe_keys is not None:
         by_probe = half_log_det_by_probe(lambda v: f(v, keys), images, probe_keys, singular)
         return Representation(z, by_probe, rows.weights, running)
-    if in_one_piece:
-        # Examples do not interact here, so one batched backward pass per output is enough.
-        _, rows_of_j, _ = jacobian.summed_jacobian(lambda v: (f(v, keys), None), images)
-        return Representation(z, half_log_det_gram(rows_of_j, singular), rows.weights, running)
 
     def of_one(example: tuple[jax.Array, jax.Array | None]) -> jax.Array:
         image, key = example
         one = lambda v: f(v[None], None if key is None else key[None])[0]
         return jacobian.half_log_det_jjt(one, image[None], mode, singular=singular)[0]
 
-    values = jacobian.map_examples(of_one, (images, keys), chunk_size)
+    def of_many(examples: tuple[jax.Array, jax.Array | None]) -> jax.Array:
+        # Examples do not interact here, so one batched backward pass per output is enough.
+        images, keys = examples
+        _, rows_of_j, _ = jacobian.summed_jacobian(lambda v: (f(v, keys), None), images)
+        return half_log_det_gram(rows_of_j, singular)
+
+    if mode == "forward":
+        values = jacobian.map_examples(of_one, (images, keys), chunk_size)
+    else:
+        values = jacobian.map_chunks(of_many, (images, keys), chunk_size)
     return Representation(z, values, rows.weights, running)
 
 

@@ -1,6 +1,8 @@
 """The benchmark: its parts work, and the FLOPs of the exact step stay at their floor."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -70,3 +72,23 @@ def test_every_variant_is_measured(monkeypatch):
     assert table["mass_exact_full_batch"]["ratio"] > 1.0
     assert all(0 < row["peak_share"] < 1 for row in table.values())
     assert "mass_exact_full_batch" in benchmark.as_text("small_mlp", table, peak)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("examples", "chunk_size", "gigabytes"), [(10, 2, 2.0), (128, 4, 4.0)])
+def test_chunks_bound_the_memory_of_resnet20(examples, chunk_size, gigabytes):
+    """Oracle: the operating system's count of the largest memory of a process that trains."""
+    script = f"""
+import resource
+from experiments import benchmark
+benchmark.VARIANTS["chunks"] = ("mass", {{
+    "jacobian.batch_stats": "frozen",
+    "jacobian.estimator": "exact",
+    "jacobian.sub_batch": "{examples}",
+    "jacobian.chunk_size": "{chunk_size}",
+}})
+benchmark._subject("resnet20", "chunks", benchmark._random_dataset())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(run.stdout.split()[-1]) < gigabytes
