@@ -119,7 +119,7 @@ def _steps(
 
     length = jax.tree.leaves(rows)[0].shape[0]
     if length == 1:
-        # No loop: inside one, XLA's CPU backend runs convolutions many times slower.
+        # A single step needs no loop, and large networks compile faster without.
         state, metrics = train_step(state, batch_at(0), key)
         return state, {name: value[None] for name, value in metrics.items()}
     shapes = jax.eval_shape(lambda s: train_step(s, batch_at(0), key)[1], state)
