@@ -46,8 +46,7 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 # A dense first layer allows the exact full batch in Gram form.
 _FULL_BATCH = {"small_mlp": "gram", "resnet20": "exact"}
-# Steps per call: one for ResNet20, whose steps are long. A lazy
-# estimator needs a whole period.
+# Steps per call: one for ResNet20, whose steps are long. A lazy estimator needs a whole period.
 _STEPS = {"small_mlp": 8, "resnet20": 1}
 _REPEATS = {"small_mlp": (9, 25), "resnet20": (3, 7)}  # quick, thorough
 _PEAK_REPEATS = 5  # products of which the fastest counts

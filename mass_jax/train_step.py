@@ -119,7 +119,7 @@ def _steps(
 
     length = jax.tree.leaves(rows)[0].shape[0]
     if length == 1:
-        # A single step needs no loop, and large networks compile faster without.
+        # A single step needs no loop.
         state, metrics = train_step(state, batch_at(0), key)
         return state, {name: value[None] for name, value in metrics.items()}
     shapes = jax.eval_shape(lambda s: train_step(s, batch_at(0), key)[1], state)
