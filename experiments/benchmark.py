@@ -244,11 +244,11 @@ def _largest_memory_mb() -> float:
 def _torch_subject(network: str, variant: str) -> Subject:
     import torch
 
-    from experiments.torch_peer import make_step
+    from experiments.torch_peer import make_peer
 
     torch.manual_seed(0)
     beta, n, batch = (1e-3, 17, 256) if network == "small_mlp" else (1e-4, 10, 128)
-    step = make_step(network, variant, beta, n)
+    step = make_peer(network, variant, beta, n).step
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
     step(x, y)
 

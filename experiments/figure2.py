@@ -25,11 +25,10 @@ from experiments.cells import RESULTS
 from mass_jax import checkpoint, gaussian_mixture
 from mass_jax.command_line import Parser
 from mass_jax.config import ConfigError, apply_overrides, as_command, config_hash, resolve
-from mass_jax.data import DataError, Dataset, load_dataset, normalise
-from mass_jax.evaluation import make_representer
+from mass_jax.data import DataError, Dataset, load_dataset
+from mass_jax.evaluation import Evaluate, make_log_jacobian, make_representer
 from mass_jax.experiment import Experiment, make_experiment
 from mass_jax.information import mass_loss_terms
-from mass_jax.jacobian import half_log_det_jjt
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
 from mass_jax.options import CONFIG_DIR, load_config
@@ -122,12 +121,14 @@ def estimate(config: ConfigDict, dataset: Dataset, workdir: Path) -> dict[str, l
     """The curves of a run, from its checkpoints."""
     experiment = make_experiment(config, dataset)
     template = experiment.initial_state()
+    represent = make_representer(config.eval_batch_size)
+    log_jacobian = make_log_jacobian(config.eval_batch_size)
     curves: dict[str, list[float]] = {name: [] for name in ("step", *TERMS)}
     for step in track(sorted(checkpoint.steps(workdir / CHECKPOINTS)), "estimating the terms"):
         found = checkpoint.restore(workdir / CHECKPOINTS, step)
         params = checkpoint.into_tree(template, found.arrays).params
         params = jax.tree.map(jnp.asarray, params)
-        point = _terms(config, experiment, dataset, params)
+        point = _terms(config, experiment, dataset, params, represent, log_jacobian)
         for name, value in {"step": float(step), **point}.items():
             curves[name].append(value)
         shown = ", ".join(f"{name} {value:.3f}" for name, value in point.items())
@@ -136,19 +137,20 @@ def estimate(config: ConfigDict, dataset: Dataset, workdir: Path) -> dict[str, l
 
 
 def _terms(
-    config: ConfigDict, experiment: Experiment, dataset: Dataset, params: ModelParams
+    config: ConfigDict,
+    experiment: Experiment,
+    dataset: Dataset,
+    params: ModelParams,
+    represent: Evaluate,
+    log_jacobian: Evaluate,
 ) -> dict[str, float]:
     """The three terms by a fresh mixture, and the accuracy of its classifier."""
     rows = experiment.subset.train[:_FITTED_EXAMPLES]
-    represent = make_representer(config.eval_batch_size)
     labels = dataset.train.labels[rows]
     outputs = represent(params, dataset.train.images[rows], dataset.normalisation)
     q = fit_class_mixtures(outputs, labels, dataset.num_classes, _COMPONENTS)
-    x = normalise(
-        jnp.asarray(dataset.train.images[rows[:_JACOBIAN_EXAMPLES]]), dataset.normalisation
-    )
-    f = lambda image: params.representation(image[None])[0]
-    log_det = jax.jit(lambda v: half_log_det_jjt(f, v, chunk_size=50))(x)
+    images = dataset.train.images[rows[:_JACOBIAN_EXAMPLES]]
+    log_det = jnp.asarray(log_jacobian(params, images, dataset.normalisation))
     density = gaussian_mixture.log_prob(q, jnp.asarray(outputs))
     terms = mass_loss_terms(density, jnp.asarray(labels), log_det)
     tested = represent(params, dataset.test.images, dataset.normalisation)

@@ -20,6 +20,7 @@ from experiments.comparison import (
     Table,
     TableRow,
 )
+from experiments.peer_training import beside_ours
 from experiments.study_report import gradients_markdown, training_markdown
 from experiments.table_formats import FORMATS, as_markdown
 from mass_jax.command_line import Parser
@@ -227,6 +228,7 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
         "tables": lambda: as_markdown(all_tables()),
         "faults": faults_survived,
         "benchmark": steps_cost,
+        "peers": beside_ours,
         "estimators": gradients_markdown,
         "estimators in training": training_markdown,
     },

@@ -6,14 +6,24 @@ the Jacobian by ``r`` backward passes with ``create_graph``. PyTorch is optional
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-Step = Callable[[torch.Tensor, torch.Tensor], dict[str, float]]
+
+class Peer(NamedTuple):
+    """A model in PyTorch.
+
+    Attributes:
+      step: ``step(images NCHW, labels)`` trains it once and gives its loss terms.
+      log_probs: ``log_probs(images NCHW)`` ``[B, 10]``, in evaluation mode.
+    """
+
+    step: Callable[[torch.Tensor, torch.Tensor], dict[str, float]]
+    log_probs: Callable[[torch.Tensor], torch.Tensor]
 
 
 class SmallMLP(nn.Sequential):
@@ -104,8 +114,8 @@ def half_log_det(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return 0.5 * torch.logdet(jacobian @ jacobian.transpose(1, 2))
 
 
-def make_step(network: str, variant: str, beta: float, num_jacobian: int) -> Step:
-    """A training step ``step(images NCHW, labels)`` with the paper's hyperparameters.
+def make_peer(network: str, variant: str, beta: float, num_jacobian: int) -> Peer:
+    """An untrained model and its training step with the paper's hyperparameters.
 
     Args:
       network: ``"small_mlp"`` or ``"resnet20"``.
@@ -161,7 +171,18 @@ def make_step(network: str, variant: str, beta: float, num_jacobian: int) -> Ste
         optimizer.step()
         return {name: value.item() for name, (_, value) in terms.items()}
 
-    return step
+    @torch.no_grad()
+    def log_probs(x: torch.Tensor) -> torch.Tensor:
+        net.eval()
+        outputs = net(x)
+        net.train()
+        if decoder is not None:  # without the encoder's noise: the mean is decoded
+            outputs = decoder(outputs[:, :dim])
+        elif q is not None:
+            outputs = q.log_prob(outputs)
+        return torch.log_softmax(outputs, -1)
+
+    return Peer(step, log_probs)
 
 
 def _vib_terms(

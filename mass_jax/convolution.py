@@ -17,11 +17,15 @@ import jax.numpy as jnp
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 _PADDING = ((1, 1), (1, 1))
-# Examples worked on at once: XLA's CPU backend is up to three times faster where a piece still
-# fits its caches (4 to 128 were tried at the shapes of ResNet20).
-_PIECE = 32
-_KERNEL_GRADIENT_PIECE = 16  # it copies all patches
-_MOST_PIECES = 16  # more would only take longer to compile
+# Examples worked on at once: XLA's CPU backend can be several times faster where a piece still
+# fits its caches (4 to 128 were tried at the shapes of ResNet20, on several machines).
+_PIECE = 64
+_MOST_PIECES = 8  # more would only take longer to compile
+# Of the kernel gradient, which copies all patches. Its pieces are a loop, because written out they
+# took most of the compiler's time and memory; two at a time, so that one is copied
+# while the other is multiplied.
+_KERNEL_GRADIENT_PIECE = 16
+_KERNEL_GRADIENT_PIECES_AT_ONCE = 2
 
 Shape = tuple[int, ...]
 
@@ -133,19 +137,24 @@ def _kernel_gradient(x: jax.Array, cotangent: jax.Array, stride: int) -> jax.Arr
         for extent, out in zip(x.shape[1:3], cotangent.shape[1:3], strict=True)
     ]
 
-    def piece(rows: slice) -> jax.Array:
+    def add(total: jax.Array, piece: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        inputs, cotangents = piece
         gradient = jax.lax.conv_general_dilated(
-            x[rows].transpose(3, 1, 2, 0),
-            cotangent[rows].transpose(1, 2, 0, 3),
+            inputs.transpose(3, 1, 2, 0),
+            cotangents.transpose(1, 2, 0, 3),
             window_strides=(1, 1),
             padding=padding,
             rhs_dilation=(stride, stride),
             dimension_numbers=_LAYOUT,
         )
-        return gradient.transpose(1, 2, 0, 3)
+        return total + gradient.transpose(1, 2, 0, 3), None
 
-    first, *others = _pieces(x.shape[0], _KERNEL_GRADIENT_PIECE)
-    return sum((piece(rows) for rows in others), piece(first))
+    whole = x.shape[0] - x.shape[0] % _KERNEL_GRADIENT_PIECE
+    in_pieces = lambda a: a[:whole].reshape(-1, _KERNEL_GRADIENT_PIECE, *a.shape[1:])
+    pieces = in_pieces(x), in_pieces(cotangent)
+    total = jnp.zeros((3, 3, x.shape[3], cotangent.shape[3]), jnp.result_type(x, cotangent))
+    total, _ = jax.lax.scan(add, total, pieces, unroll=_KERNEL_GRADIENT_PIECES_AT_ONCE)
+    return total if whole == x.shape[0] else add(total, (x[whole:], cotangent[whole:]))[0]
 
 
 def _backward_of_kernel_gradient(

@@ -29,11 +29,18 @@ class Batch(NamedTuple):
     labels: jax.Array
 
 
-def make_train_step(experiment: Experiment, normalisation: Normalisation) -> StepFn:
+def make_train_step(
+    experiment: Experiment, normalisation: Normalisation, reverse_only: bool = True
+) -> StepFn:
     """``train_step(state, batch, key)``, to be run under the device axis `AXIS`.
 
     Row ``i`` of device ``d`` of ``D`` is row ``i D + d`` of the global batch, and its
     randomness depends on that position only: one device or eight draw the same.
+
+    Args:
+      experiment: what to train.
+      normalisation: of the images.
+      reverse_only: see `TrainContext`; ``False`` is the same step by JAX's own rules alone.
     """
     method, optimizer = experiment.method, experiment.optimizer
 
@@ -44,7 +51,9 @@ def make_train_step(experiment: Experiment, normalisation: Normalisation) -> Ste
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, position)
         # One device needs no collectives, and without them XLA fuses more.
         axis_name = AXIS if jax.lax.axis_size(AXIS) > 1 else None
-        context = TrainContext(keys=keys, axis_name=axis_name, reverse_only=True, step=state.step)
+        context = TrainContext(
+            keys=keys, axis_name=axis_name, reverse_only=reverse_only, step=state.step
+        )
 
         def objective(params: ModelParams) -> tuple[jax.Array, Any]:
             loss = method.loss(params, images, batch.labels, context)

@@ -13,6 +13,7 @@ COMMANDS = [
     "experiments.figure1",
     "experiments.figure2",
     "experiments.growth",
+    "experiments.peer_training",
     "experiments.run_notebooks",
     "experiments.sweep",
     "experiments.sweep_report",
@@ -55,6 +56,7 @@ BAD = [
 
 BAD_ARGUMENTS = [
     ("experiments.benchmark", ["--json=none/b.json"], "no such directory"),
+    ("experiments.peer_training", ["lenet", "--json=p.json"], "'lenet': no such cell"),
     ("experiments.sweep", ["--network=lenet"], "invalid choice: 'lenet'"),
     ("experiments.sweep", ["--network=small_mlp", "--betas=x"], "'x' must be like 0,1e-3"),
     ("experiments.sweep", ["--network=small_mlp", "--steps=-3"], "must be a positive integer"),
