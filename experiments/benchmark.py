@@ -21,6 +21,7 @@ from experiments.cost import matmul_gflops, step_flops
 from mass_jax.command_line import Parser
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import Dataset, dataset_from_arrays
+from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.evaluation import make_log_jacobian, make_predictor
 from mass_jax.experiment import make_experiment
 from mass_jax.mixture_fitting import fit_class_mixtures
@@ -46,8 +47,7 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 # A dense first layer allows the exact full batch in Gram form.
 _FULL_BATCH = {"small_mlp": "gram", "resnet20": "exact"}
-# Steps per call: one for ResNet20, whose steps are long. A lazy estimator needs a whole period.
-_STEPS = {"small_mlp": 8, "resnet20": 1}
+_STEPS = {"small_mlp": 8, "resnet20": 1}  # per call: one for ResNet20, whose steps are long
 _REPEATS = {"small_mlp": (9, 25), "resnet20": (3, 7)}  # quick, thorough
 _PEAK_REPEATS = 5  # products of which the fastest counts
 _SMALL = {"train_size": "1000", "data.validation_size": "100"}  # fits `_random_dataset`
@@ -124,8 +124,7 @@ def measure(network: str, quick: bool, peer: bool) -> tuple[dict[str, dict[str, 
     subjects = {
         name: _subject(network, name, dataset)
         for name in VARIANTS
-        if not (name == "mass_lazy" and _STEPS[network] == 1)
-        and not (quick and name == "mass_exact_full_batch" and network == "resnet20")
+        if not (quick and name == "mass_exact_full_batch" and network == "resnet20")
     }
     if peer:
         for name in sorted(set(_PEERS.values())):
@@ -217,7 +216,8 @@ def _subject(network: str, variant: str, dataset: Dataset) -> Subject:
     experiment = make_experiment(config, dataset)
     step = make_train_step(experiment, dataset.normalisation)
     runner = make_runner(step, "pmap")
-    steps = _STEPS[network]
+    every = JACOBIAN_ESTIMATORS[config.jacobian.estimator].every
+    steps = max(_STEPS[network], every)  # a lazy estimator needs a whole period
     state = runner.place_state(jax.device_get(experiment.initial_state()))
     data = runner.place_data(Batch(*map(jax.numpy.asarray, dataset.train)))
     generator = np.random.default_rng(1)

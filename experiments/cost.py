@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from experiments.cells import RESULTS, Cell
+from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import Dataset
+from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.experiment import make_experiment
 from mass_jax.method import BuildNetwork
 from mass_jax.train_step import AXIS, Batch, make_train_step
@@ -37,14 +39,26 @@ def step_flops(
 ) -> float:
     """Of one training step, by XLA's own count of the program before optimisation.
 
-    The same on any machine; nothing is compiled or run. Both branches of a conditional count,
-    so a lazy estimator's step has the cost of one that is due.
+    The same on any machine; nothing is compiled or run. Of a lazy estimator the mean over its
+    cycle.
 
     Args:
       config: resolved.
       dataset: tells shape and type of an example.
       build_network: see `make_experiment`.
     """
+    every = JACOBIAN_ESTIMATORS[config.jacobian.estimator].every if config.method == "mass" else 1
+    due = _flops_when_due(config, dataset, build_network)
+    if every == 1 or config.beta == 0:
+        return due
+    without = resolve(apply_overrides(config, {"beta": "0"}))
+    return (due + (every - 1) * _flops_when_due(without, dataset, build_network)) / every
+
+
+def _flops_when_due(
+    config: ConfigDict, dataset: Dataset, build_network: BuildNetwork | None
+) -> float:
+    """Of a step that has the Jacobian term: both branches of a conditional count."""
     experiment = make_experiment(config, dataset, build_network)
     # Of a loop XLA counts a single pass, and our rules for convolutions have loops.
     step = make_train_step(experiment, dataset.normalisation, reverse_only=False)

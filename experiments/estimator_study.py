@@ -157,9 +157,7 @@ def flops(config: ConfigDict, dataset: Dataset, estimators: Sequence[str]) -> di
     without = resolve(apply_overrides(config, {"beta": "0"}))
     counted = {"none": step_flops(without, dataset)}
     for name in estimators:
-        due = step_flops(noise.with_estimator(config, name), dataset)
-        every = JACOBIAN_ESTIMATORS[name].every
-        counted[name] = (due + (every - 1) * counted["none"]) / every
+        counted[name] = step_flops(noise.with_estimator(config, name), dataset)
     return counted
 
 

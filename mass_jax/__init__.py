@@ -1,6 +1,7 @@
 """MASS Learning and Conserved Differential Information in JAX/Flax."""
 
-from mass_jax.classifier import MassClassifier
+from typing import TYPE_CHECKING, Any
+
 from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.fitted import Fitted, load_fitted
 from mass_jax.fitting import fit
@@ -25,6 +26,9 @@ from mass_jax.methods import METHODS, make_method
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.model import ModelParams
 from mass_jax.networks import NETWORKS, ResNet20, SmallMLP
+
+if TYPE_CHECKING:
+    from mass_jax.classifier import MassClassifier
 
 __version__ = "0.1.0"
 
@@ -57,3 +61,16 @@ __all__ = [
     "per_example_jacobian",
     "summed_jacobian",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`MassClassifier` when it is asked for: scikit-learn takes a second or two of every start."""
+    if name == "MassClassifier":
+        from mass_jax.classifier import MassClassifier
+
+        return MassClassifier
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

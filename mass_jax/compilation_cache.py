@@ -26,6 +26,8 @@ def compilation_cache() -> Iterator[None]:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "mass_jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
+    # The small programs too, which JAX would compile anew at every start: there are dozens.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     with warnings.catch_warnings():
         show = warnings.showwarning
 

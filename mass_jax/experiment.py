@@ -109,7 +109,9 @@ def make_experiment(
                 jnp.asarray(dataset.train.labels[rows]),
             )
         params = method.init(keys.init, build_network, dataset.input_shape, examples)
-        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+        # One program for all its zeros, not one for every shape.
+        opt_state = jax.jit(optimizer.init)(params)
+        return TrainState(jnp.zeros((), jnp.int32), params, opt_state)
 
     return Experiment(method, optimizer, schedule, subset, order, keys, initial_state)
 

@@ -4,8 +4,6 @@ import warnings
 
 import jax.numpy as jnp
 import numpy as np
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture as SklearnMixture
 
 from mass_jax.gaussian_mixture import GaussianMixture
 from mass_jax.progress import track
@@ -102,6 +100,10 @@ def _fit_one(
     floor: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Logits ``[M]``, means ``[M, R]`` and factors ``[M, R, R]`` of one class."""
+    # Here, not above: training starts seconds earlier without scikit-learn.
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture as SklearnMixture
+
     supported = min(wanted_components, len(np.unique(points, axis=0)))
     if len(points) == 1:  # scikit-learn wants two points; doubling one changes nothing
         points = np.repeat(points, 2, axis=0)

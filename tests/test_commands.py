@@ -1,5 +1,7 @@
 """Every command: --help explains it, bad input is one line with exit code 2."""
 
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -85,3 +87,10 @@ def test_bad_input_is_one_line(module, arguments, words, capsys, monkeypatch, tm
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ")
     assert words in line
+
+
+def test_training_starts_without_what_it_does_not_need():
+    """Oracle: the interpreter's list of modules; each of these takes a second or more to import."""
+    script = "import sys, mass_jax.main; print({'matplotlib', 'scipy', 'sklearn'} & {*sys.modules})"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -5,7 +5,6 @@ test split is fixed. No download.
 """
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from mass_jax.data.dataset import Dataset, dataset_from_arrays
 
@@ -26,6 +25,8 @@ def digits() -> Dataset:
       >>> len(data.train.labels), len(data.test.labels), len(data.ood["digits_8_9"][0].labels)
       (1100, 343, 354)
     """
+    from sklearn.datasets import load_digits  # others start seconds earlier without it
+
     bundled = load_digits()
     images = bundled.images.astype(np.uint8)[..., None]
     labels = bundled.target
