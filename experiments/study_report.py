@@ -202,7 +202,7 @@ def _panel(axis: Axes, made: Mapping[str, Any], state: str) -> None:
     axis.text(
         0.97,
         0.95,
-        f"the other terms' noise, in this unit: {others:,.0f}",
+        f"the other terms' noise, in this unit: {_number(others)}",
         transform=axis.transAxes,
         ha="right",
         va="top",
