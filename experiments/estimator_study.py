@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 
 from experiments import gradient_noise as noise
 from experiments.cost import step_flops
+from experiments.provenance import recorded
 from experiments.study_report import draw, gradient_text, training_text
 from mass_jax.checkpoint import CheckpointError
 from mass_jax.command_line import Parser
@@ -38,13 +39,13 @@ from mass_jax.run_log import environment, write_atomically
 from mass_jax.signals import Interrupted
 from mass_jax.training import train
 from mass_jax.workdir import locked
+from mass_jax.working_memory import run_in_main_thread
 
 BASELINE = "sub_batch"  # the authors'
 CANDIDATES = ("fast", "few")
 METRICS = ("accuracy", "nll", "brier", "cross_entropy", "entropy_term", "jacobian_term")
 _TRAINED_STEPS = {"small_mlp": 2000, "resnet20": 100}
 _TERM_EXAMPLES = 500  # training examples in the loss terms of a finished run
-_RECORDED_ENVIRONMENT = ("python", "packages", "devices", "cpu_count", "commit")
 
 
 class Draws(NamedTuple):
@@ -61,6 +62,7 @@ _QUICK = Draws(8, 4)
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     options = _parser().parse_args(argv)
+    run_in_main_thread()
     study, as_text = {
         "gradients": (gradients, gradient_text),
         "training": (training, training_text),
@@ -106,12 +108,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _record(path: Path, part: str, network: str, made: dict[str, Any]) -> None:
     """Puts a result among those that are in the file already."""
-    recorded = json.loads(path.read_text()) if path.exists() else {}
-    seen = environment()
-    made = made | {"environment": {key: seen[key] for key in _RECORDED_ENVIRONMENT}}
-    recorded.setdefault(part, {})[network] = made
+    known = json.loads(path.read_text()) if path.exists() else {}
+    made = made | {"environment": recorded(environment())}
+    known.setdefault(part, {})[network] = made
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(recorded, indent=2) + "\n")
+    write_atomically(path, json.dumps(known, indent=2) + "\n")
 
 
 # Part A: gradients

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from ml_collections import ConfigDict
 
 from experiments.cells import RESULTS
+from experiments.provenance import recorded
 from mass_jax import checkpoint, gaussian_mixture
 from mass_jax.command_line import Parser
 from mass_jax.config import ConfigError, apply_overrides, as_command, config_hash, resolve
@@ -37,6 +38,7 @@ from mass_jax.run_log import environment, write_atomically
 from mass_jax.signals import Interrupted
 from mass_jax.training import CHECKPOINTS, TrainingDiverged, train
 from mass_jax.workdir import locked
+from mass_jax.working_memory import run_in_main_thread
 
 METHODS = {"softmax_ce": "SoftmaxCE", "mass": "MASS"}
 TERMS = {
@@ -64,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot_only", action="store_true", help="only draw what was run")
     parser.add_argument("--quiet", action="store_true", help="no progress, only the results")
     options = parser.parse_args(argv)
+    run_in_main_thread()
     logging.basicConfig(
         format="%(message)s", level=logging.WARNING if options.quiet else logging.INFO
     )
@@ -113,7 +116,7 @@ def _run(method: str, seed: str, options: argparse.Namespace) -> None:
     curves = estimate(config, dataset, workdir)
     made = {"method": method, "hash": config_hash(config), "made_by": as_command(config)}
     options.results.mkdir(parents=True, exist_ok=True)
-    content = {"figure": 2, **made, "curves": curves, "environment": environment()}
+    content = {"figure": 2, **made, "curves": curves, "environment": recorded(environment())}
     write_atomically(record, json.dumps(content, indent=2) + "\n")
 
 

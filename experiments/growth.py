@@ -22,6 +22,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from ml_collections import ConfigDict
 
 from experiments.cost import matmul_gflops, step_flops
+from experiments.provenance import recorded
 from mass_jax.command_line import Parser
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import Dataset, dataset_from_arrays
@@ -32,11 +33,11 @@ from mass_jax.options import CONFIG_DIR, load_config
 from mass_jax.plots import BLUE, GREY, VERMILLION
 from mass_jax.run_log import environment, write_atomically
 from mass_jax.train_step import Batch, make_runner, make_train_step
+from mass_jax.working_memory import keep_working_memory, run_in_main_thread
 
 _STEPS = 4  # per call, as the trainer dispatches several
 _WIDTHS = (400, 200)  # of the first hidden layer, and of all later ones
 _TRAIN_SIZE = 2000
-_RECORDED_ENVIRONMENT = ("python", "packages", "devices", "cpu_count", "commit")
 _LABELS = {
     "n": "Jacobian examples n",
     "r": "representation dimension r",
@@ -78,10 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True, help="where the numbers are written")
     parser.add_argument("--plot", type=Path, help="default: beside the JSON, as PNG")
     options = parser.parse_args(argv)
+    run_in_main_thread()
+    keep_working_memory()
     made = measure(QUICK if options.quick else THOROUGH, repeats=5 if options.quick else 15)
     print(as_text(made), flush=True)
-    seen = environment()
-    made["environment"] = {key: seen[key] for key in _RECORDED_ENVIRONMENT}
+    made["environment"] = recorded(environment())
     options.json.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(options.json, json.dumps(made, indent=2) + "\n")
     draw(made).savefig(options.plot or options.json.with_suffix(".png"), dpi=150)

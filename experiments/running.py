@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cells import Cell
+from experiments.provenance import recorded
 from experiments.sweep_state import failure_file, log_file
 from mass_jax.run_log import write_atomically
 
-_RECORDED_ENVIRONMENT = ("python", "packages", "devices", "cpu_count", "commit")
+_VALIDATION = ("validation_accuracy", "validation_nll", "validation_brier")
 
 
 def command(cell: Cell, workdir: Path, data_dir: str | None) -> list[str]:
@@ -58,7 +59,11 @@ def collect(cell: Cell, workdir: Path, results: Path) -> dict[str, Any]:
     """Copies a finished run's results, with what it ran on, to one small file."""
     record = json.loads((workdir / "results.json").read_text())
     environment = json.loads((workdir / "environment.json").read_text())
-    record["environment"] = {key: environment[key] for key in _RECORDED_ENVIRONMENT}
+    record["environment"] = recorded(environment)
+    rows = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    record["validation"] = [
+        {key: row[key] for key in ("step", *_VALIDATION)} for row in rows if _VALIDATION[0] in row
+    ]
     results.mkdir(parents=True, exist_ok=True)
     write_atomically(results / f"{cell.name}.json", json.dumps(record, indent=2) + "\n")
     return record

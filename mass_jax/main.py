@@ -30,12 +30,14 @@ from mass_jax.training import (
     train,
 )
 from mass_jax.workdir import locked, run_name
+from mass_jax.working_memory import run_in_main_thread
 
 _SHOWN = ("accuracy", "nll", "brier", "entropy", "ece", "aurc")
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command line; returns the exit code."""
+    run_in_main_thread()
     with StopSignal() as stop:
         return _main(sys.argv[1:] if argv is None else argv, stop)
 

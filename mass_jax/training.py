@@ -28,6 +28,7 @@ from mass_jax.signals import Interrupted, StopSignal
 from mass_jax.train_step import Batch, make_runner, make_train_step
 from mass_jax.watchdog import watchdog
 from mass_jax.workdir import check_free_space
+from mass_jax.working_memory import keep_working_memory
 
 CHECKPOINTS = "checkpoints"
 RESULTS = "results.json"
@@ -278,6 +279,8 @@ def _run_steps(
             block_began = time.monotonic()
             state, history = runner.run(state, data, rows, count, experiment.keys.step)
             history = {name: np.asarray(values)[:count] for name, values in history.items()}
+            if step == start.state.step:  # all is compiled
+                keep_working_memory()
             rate = count / (time.monotonic() - block_began)
             _check_finite(history, step)
             first, step = step, step + count

@@ -110,10 +110,17 @@ def test_given_statistics_and_classes_are_kept():
     images = random_images((12, 5, 4, 3))
     given = Normalisation(np.array([1.0, 2.0, 3.0], "f"), np.array([4.0, 5.0, 6.0], "f"))
     data = dataset_from_arrays(
-        images, LABELS, images, LABELS, name="mine", num_classes=10, normalisation=given
+        *(images, LABELS, images, LABELS),
+        name="mine",
+        num_classes=10,
+        normalisation=given,
+        ood={"known": images, "unknown": images},
+        ood_normalisations={"known": given},
     )
     assert (data.name, data.num_classes) == ("mine", 10)
     assert data.normalisation is given
+    assert data.ood["known"][1] is given
+    np.testing.assert_array_equal(data.ood["unknown"][1].mean, statistics_of(images).mean)
 
 
 def with_value(value, dtype=np.float32):
@@ -176,6 +183,13 @@ MISTAKES = {
     # One-channel statistics would broadcast silently, three-channel ones fail far from here.
     "statistics of another size": (
         {"normalisation": Normalisation(np.zeros(1, "f"), np.ones(1, "f"))},
+        "normalisation",
+    ),
+    "ood statistics of another size": (
+        {
+            "ood": {"noise": IMAGES},
+            "ood_normalisations": {"noise": Normalisation(np.zeros(1, "f"), np.ones(1, "f"))},
+        },
         "normalisation",
     ),
     "deviation zero": (

@@ -33,6 +33,7 @@ def stand_in(monkeypatch, tmp_path):
         "time.sleep(float(sys.argv[3]))\n"
         "(workdir / 'environment.json').write_text(json.dumps(dict.fromkeys(\n"
         "    ['python', 'packages', 'devices', 'cpu_count', 'commit'])))\n"
+        "(workdir / 'metrics.jsonl').write_text('')\n"
         "(workdir / 'results.json').write_text(json.dumps(\n"
         "    {'accuracy': 0.5, 'nll': 1.0, 'train_seconds': 1, 'config_hash': value}))\n"
     )
@@ -204,8 +205,9 @@ def test_killed_and_restarted_sweep_goes_on_from_its_checkpoint(tmp_path):
         json.loads((tmp_path / name / "results" / f"{cell_name}.json").read_text())
         for name in ("broken", "whole")
     ]
-    for key in ("accuracy", "nll", "ood", "config_hash", "data_sha256"):
+    for key in ("accuracy", "nll", "ood", "config_hash", "data_sha256", "validation"):
         assert records[0][key] == records[1][key]
+    assert records[0]["validation"][-1]["step"] == 3000
     steps = [json.loads(line)["step"] for line in rows.read_text().splitlines()]
     assert steps == sorted(set(steps))
     assert steps[-1] == 3000

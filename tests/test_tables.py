@@ -49,6 +49,11 @@ def test_the_readmes_show_the_records(path):
     assert tables.renewed(path) == path.read_text()
 
 
+@pytest.mark.parametrize("path", sorted(cells.RESULTS.glob("*.json")), ids=lambda p: p.stem)
+def test_no_record_tells_where_files_lay(path):
+    assert not re.search(r'["=]/', path.read_text())
+
+
 @pytest.mark.parametrize("path", sorted(cells.RESULTS.glob("*-seed*.json")), ids=lambda p: p.stem)
 def test_every_record_can_be_made_again(path):
     """Oracle: the configuration its command resolves to."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from experiments.faults import files, inputs, processes
 from experiments.faults.runs import Outcome
+from experiments.provenance import recorded
 from mass_jax.command_line import Parser
 from mass_jax.run_log import environment, write_atomically
 
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: --json={options.json}: holds no outcome of this command", file=sys.stderr)
         return 2
     rows: dict[str, Any] = {}
-    made_on = environment()
+    made_on = recorded(environment())
     print(f"{'fault':<14}{'trials':>8}{'survived':>10}{'silent':>8}  control  seconds")
     for fault in FAULTS:
         if fault.name not in wanted:
@@ -92,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows[fault.name] = {"number": fault.number, **found._asdict(), "seconds": seconds}
         rows[fault.name] |= {"seed": options.seed, "commit": made_on["commit"]}
         in_order = {f.name: (kept | rows)[f.name] for f in FAULTS if f.name in kept | rows}
-        recorded = {"faults": in_order, "environment": made_on}
-        write_atomically(options.json, json.dumps(recorded, indent=2) + "\n")
+        made = {"faults": in_order, "environment": made_on}
+        write_atomically(options.json, json.dumps(made, indent=2) + "\n")
     good = all(row["control"] and row["survived"] == row["trials"] for row in rows.values())
     return 0 if good else 1
 

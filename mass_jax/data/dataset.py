@@ -98,6 +98,7 @@ def dataset_from_arrays(
     num_classes: int | None = None,
     normalisation: Normalisation | None = None,
     ood: Mapping[str, np.ndarray] | None = None,
+    ood_normalisations: Mapping[str, Normalisation] | None = None,
     keep_shape: bool = False,
 ) -> Dataset:
     """A dataset the trainer accepts, from your own arrays.
@@ -111,6 +112,7 @@ def dataset_from_arrays(
       normalisation: default: computed per channel from the training images.
       ood: images of out-of-distribution sets by name; normalised by their own
         statistics, as the paper does.
+      ood_normalisations: those statistics, where they are known; default: computed.
       keep_shape: examples of any shape, and ``[N, H, W]`` gets no channel axis.
 
     Returns:
@@ -131,7 +133,8 @@ def dataset_from_arrays(
     others: dict[str, tuple[Split, Normalisation]] = {}
     for other, images in (ood or {}).items():
         split = _checked_split(images, np.zeros(len(images), int), other, None, keep_shape)
-        others[other] = (split, statistics_of(split.images))
+        known = (ood_normalisations or {}).get(other)
+        others[other] = (split, known or statistics_of(split.images))
     shapes = {"test": test.images.shape[1:]}
     shapes |= {other: split.images.shape[1:] for other, (split, _) in others.items()}
     noun = _noun(train.images, keep_shape)
@@ -142,7 +145,8 @@ def dataset_from_arrays(
                 f"{train.images.shape[1:]}; they must agree"
             )
     statistics = normalisation or statistics_of(train.images)
-    _check_normalisation(statistics, train.images.shape[-1])
+    for used in (statistics, *(theirs for _, theirs in others.values())):
+        _check_normalisation(used, train.images.shape[-1])
     return Dataset(name, train, test, classes, statistics, others)
 
 

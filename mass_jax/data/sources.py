@@ -1,5 +1,6 @@
 """`load_dataset`: a dataset by name."""
 
+import dataclasses
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,22 +64,16 @@ def load_dataset(
         name=name,
         normalisation=_NORMALISATIONS.get(name),
         ood={other: split.images[:NUM_OOD] for other, split in others.items()},
+        ood_normalisations={
+            other: _NORMALISATIONS.get(other) or statistics_of(split.images)
+            for other, split in others.items()
+        },
     )
-    normalised = {
-        other: (
-            Split(dataset.ood[other][0].images, split.labels[:NUM_OOD].astype(np.int32)),
-            _NORMALISATIONS.get(other) or statistics_of(split.images),
-        )
-        for other, split in others.items()
+    labelled = {
+        other: (Split(images.images, others[other].labels[:NUM_OOD].astype(np.int32)), statistics)
+        for other, (images, statistics) in dataset.ood.items()
     }
-    return Dataset(
-        dataset.name,
-        dataset.train,
-        dataset.test,
-        dataset.num_classes,
-        dataset.normalisation,
-        normalised,
-    )
+    return dataclasses.replace(dataset, ood=labelled)
 
 
 def _ensure_prepared(name: str, data_dir: Path) -> None:
