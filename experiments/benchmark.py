@@ -7,7 +7,6 @@ Times are medians; only ratios within one run mean anything on a shared machine.
 import gc
 import importlib.util
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.cost import matmul_gflops, step_flops
+from experiments.cost import largest_memory_mb, matmul_gflops, step_flops
+from experiments.provenance import recorded
 from mass_jax.command_line import Parser
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import Dataset, dataset_from_arrays
@@ -28,6 +28,7 @@ from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.options import CONFIG_DIR, load_config
 from mass_jax.run_log import environment, write_atomically
 from mass_jax.train_step import Batch, make_runner, make_train_step
+from mass_jax.working_memory import keep_working_memory, run_in_main_thread
 
 # What each variant changes in the config of its method.
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
@@ -93,6 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="where the table is written; the other network's is kept",
     )
     options = parser.parse_args(argv)
+    run_in_main_thread()  # as the trainer does
     if not options.json.absolute().parent.is_dir():
         parser.error(f"--json={options.json}: no such directory")
     peer = options.peer == "torch"
@@ -106,7 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--json={options.json}: exists and holds no benchmark; name another file")
     for network in [options.network] if options.network else sorted(_STEPS, reverse=True):
         outcome[network], peak = measure(network, options.quick, peer)
-        outcome.setdefault("environment", {})[network] = environment() | {"matmul_gflops": peak}
+        seen = recorded(environment()) | {"matmul_gflops": peak}
+        outcome.setdefault("environment", {})[network] = seen
         print(as_text(network, outcome[network], peak), flush=True)
     if options.network != "resnet20":
         outcome["evaluation"] = measure_evaluation()
@@ -130,6 +133,7 @@ def measure(network: str, quick: bool, peer: bool) -> tuple[dict[str, dict[str, 
     if peer:
         for name in sorted(set(_PEERS.values())):
             subjects[f"torch {name}"] = _torch_subject(network, name)
+    keep_working_memory()
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     peaks: dict[str, list[float]] = {name: [] for name in subjects}
     for repeat in range(_REPEATS[network][0 if quick else 1]):
@@ -230,16 +234,12 @@ def _subject(network: str, variant: str, dataset: Dataset) -> Subject:
         jax.block_until_ready(history)
 
     gc.collect()
-    before, began = _largest_memory_mb(), time.perf_counter()
+    before, began = largest_memory_mb(), time.perf_counter()
     call()
     compile_s = time.perf_counter() - began
     call()
-    peak_mb = _largest_memory_mb() - before
+    peak_mb = largest_memory_mb() - before
     return Subject(call, steps, step_flops(config, dataset), compile_s, peak_mb)
-
-
-def _largest_memory_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _torch_subject(network: str, variant: str) -> Subject:

@@ -1,8 +1,11 @@
 """What runs cost on this machine, scaled from a recorded benchmark by its matmul speed."""
 
 import json
+import resource
+import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,6 +22,20 @@ from mass_jax.train_step import AXIS, Batch, make_train_step
 
 BENCHMARK = RESULTS / "benchmark.json"
 _SIZE = 1024  # of the square matrices whose product is timed
+
+
+def largest_memory_mb() -> float:
+    """Most memory this process has had at once.
+
+    Linux keeps it by program. `getrusage`, which has to do elsewhere, starts from the memory of
+    the process that started this one.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (row for row in status.read_text().splitlines() if row.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / 2**20 if sys.platform == "darwin" else largest / 1024  # bytes, kilobytes
 
 
 def matmul_gflops(repeats: int = 20) -> float:
