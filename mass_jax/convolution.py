@@ -2,7 +2,7 @@
 
 A convolution is bilinear, and its three forms (forward, input gradient, kernel gradient)
 are one trilinear form seen from three sides: each one's derivatives are the other two.
-`conv3x3_closed` is built on that, so that differentiating any number of times meets only
+`conv3x3_closed` is built on that, so that differentiating twice meets only
 these three, each written as a plain NHWC convolution. XLA's CPU backend brings others into that
 form by itself, but not inside loops, where they ran ten times slower; its own second
 derivatives of strided convolutions, and its kernel gradients over large batches, are slow
@@ -52,7 +52,10 @@ def conv3x3(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def conv3x3_closed(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """`conv3x3` for reverse-mode differentiation, to any order, on CPUs."""
+    """`conv3x3` for CPUs, for the two ways training differentiates.
+
+    Once in reverse mode; or rows of a Jacobian (``vmap`` of a pullback), and these once more.
+    """
     parts = [conv3x3(x[rows], kernel, stride) for rows in _pieces(x.shape[0], _PIECE)]
     return jnp.concatenate(parts)
 

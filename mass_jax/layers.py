@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from mass_jax.convolution import conv3x3, conv3x3_closed
+from mass_jax.standardisation import standardised
 
 BATCH_NORM_EPSILON = 1e-5
 KAIMING_NORMAL = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
@@ -79,12 +80,20 @@ class BatchNorm(nn.Module):
                 self.put_variable("batch_moments", name, value)
         else:
             mean, var = running_mean.value, running_var.value
-        multiplier = scale * jax.lax.rsqrt(var + BATCH_NORM_EPSILON)
+        inverse_deviation = jax.lax.rsqrt(var + BATCH_NORM_EPSILON)
+        if context.use_batch_moments and _has_closed_rules(context) and mean.dtype == x.dtype:
+            row = lambda vector: _as_row(vector, x.ndim)
+            return standardised(x, row(mean), row(inverse_deviation)) * row(scale) + row(bias)
+        multiplier = scale * inverse_deviation
         # Centring before scaling keeps precision when |mean| >> sqrt(var).
         centred = x - _as_row(mean.astype(x.dtype), x.ndim)
         return centred * _as_row(multiplier.astype(x.dtype), x.ndim) + _as_row(
             bias.astype(x.dtype), x.ndim
         )
+
+
+def _has_closed_rules(context: TrainContext) -> bool:
+    return context.reverse_only and context.weights is None and context.axis_name is None
 
 
 def _batch_moments(x: jax.Array, context: TrainContext) -> tuple[jax.Array, jax.Array, jax.Array]:
