@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -29,6 +30,9 @@ SLURM_SCRIPT = "sweep.sbatch"
 _STOPPED = {128 + signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT}
 _RETRIES_AFTER_LOST_WORKERS = 10
 _ATTEMPTS_TO_START = 4  # Ray gives its own processes 30 s, too few on a busy machine
+# Ray cancels a running task by an interrupt, which was seen to get lost once in many times.
+_SECONDS_FOR_RAY_TO_CANCEL = 10.0
+_STOP_FILE = ".stop"  # in the workdir, which all machines see
 _OBJECT_STORE_BYTES = 100 * 1024**2  # exit codes are all that travels
 # Variables a training on another machine must see as ours would.
 _PASSED_ON = ("JAX_", "XLA_", "TFDS_", "PYTHONPATH")
@@ -141,24 +145,29 @@ def _run_tasks(
         max_retries=_RETRIES_AFTER_LOST_WORKERS,
     )(cell_process.run)
     passed_on = {name: text for name, text in os.environ.items() if name.startswith(_PASSED_ON)}
+    stop_file = options.workdir / _STOP_FILE
+    stop_file.unlink(missing_ok=True)
     unfinished = {}
     for cell in cells:
         failure_file(cell, options.workdir).unlink(missing_ok=True)
         reference = task.options(name=cell.name).remote(
             _command(cell, options),
             _log(cell, options),
+            is_stop_asked=partial(os.path.exists, str(stop_file)),
             environment=passed_on,
             directory=os.getcwd(),
         )
         unfinished[reference] = cell
     print(f"{len(cells)} cells, {_places(ray, options)} at a time", flush=True)
-    deadline, failed, is_cancelled = _deadline(options), [], False
+    deadline, failed, is_cancelled, last_resort = _deadline(options), [], False, float("inf")
     finished = itertools.count(1)
     while unfinished:
         if not is_cancelled and (stop.signum or time.monotonic() >= deadline):
-            is_cancelled = True
+            is_cancelled, last_resort = True, time.monotonic() + _SECONDS_FOR_RAY_TO_CANCEL
             for reference in unfinished:
                 ray.cancel(reference)  # waiting ones are dropped, running ones save and stop
+        if time.monotonic() >= last_resort:
+            stop_file.touch()  # Ray's word has not reached all of them; this they look at, too
         for reference in ray.wait(list(unfinished), timeout=0.5)[0]:
             cell = unfinished.pop(reference)
             try:
@@ -180,6 +189,7 @@ def _run_tasks(
                 running.settle_failure(cell, reason, options.workdir)
             if reason or not running.settle(cell, code, options.workdir, options.results):
                 failed.append(cell)
+    stop_file.unlink(missing_ok=True)
     return failed
 
 

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from experiments import cells, launchers, sweep
+from experiments import cells, launchers, running, sweep
 
 ROOT = cells.HERE.parent
 CELL = "small_mlp-softmax_ce-n900-seed0-steps3000"
@@ -169,6 +172,48 @@ def test_ray_stops_and_a_killed_worker_is_retried(undisturbed, ray_directory, tm
     assert_rows_once(made.rows())
 
 
+class DeafRay:
+    """What the launcher uses of Ray, with tasks as threads that no cancellation reaches."""
+
+    exceptions = SimpleNamespace(TaskCancelledError=TimeoutError, RayError=OSError)
+
+    def __init__(self):
+        self.pool = futures.ThreadPoolExecutor()
+        self.asked = threading.Event()
+
+    def remote(self, **resources):
+        start = lambda f: lambda *args, **options: self.pool.submit(f, *args, **options)
+        return lambda f: SimpleNamespace(options=lambda name: SimpleNamespace(remote=start(f)))
+
+    def cluster_resources(self):
+        return {"CPU": 1}
+
+    def cancel(self, reference):
+        self.asked.set()
+
+    def wait(self, references, timeout):
+        done, waiting = futures.wait(references, timeout, futures.FIRST_COMPLETED)
+        return list(done), list(waiting)
+
+    def get(self, reference):
+        return reference.result()
+
+
+def test_tasks_that_ray_does_not_reach_stop_too(tmp_path, monkeypatch):
+    """Oracle: the exit code of a process that is asked to stop, and would sleep for an hour."""
+    cell = cells.Cell("small_mlp", "softmax_ce", 0.0, False, False, 900, 0)
+    sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    monkeypatch.setattr(running, "command", lambda *arguments: sleep)
+    monkeypatch.setattr(launchers, "_SECONDS_FOR_RAY_TO_CANCEL", 0.1)
+    options = SimpleNamespace(
+        workdir=tmp_path, data_dir=None, cpus_per_cell=1, gpus_per_cell=0, max_minutes=0.001
+    )
+    ray, stop = DeafRay(), SimpleNamespace(signum=0)
+    assert launchers._run_tasks(ray, [cell], {cell: 1.0}, options, stop) == []
+    assert ray.asked.is_set()
+    assert not (tmp_path / launchers._STOP_FILE).exists()  # the same command can go on
+
+
 def test_a_killed_sweep_leaves_no_training_behind(undisturbed, tmp_path):
     """Oracle: the undisturbed run, and the process table."""
     made = Sweep(tmp_path / "sweep")
@@ -231,6 +276,7 @@ def test_slurm_options_are_one_line(monkeypatch, tmp_path, capsys):
     assert not (tmp_path / "sweep.sbatch").exists()
 
 
+@pytest.mark.slow
 def test_a_preempted_slurm_task_resumes(undisturbed, tmp_path, monkeypatch, capsys):
     """Oracle: the undisturbed run. The script is run as Slurm would, with an array index."""
     python = tmp_path / "python"  # the same command, on the tiny sweep

@@ -160,6 +160,7 @@ def test_costs_follow_the_benchmark_and_the_machine(monkeypatch, tmp_path):
     assert cost.minutes_by_cell([cell]) == {cell: pytest.approx(100.0)}
 
 
+@pytest.mark.slow
 def test_killed_and_restarted_sweep_goes_on_from_its_checkpoint(tmp_path):
     """Oracle: the digits run of the same command, unbroken: equal results, metric rows once.
 
