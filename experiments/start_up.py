@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.cells import RESULTS
 from experiments.provenance import recorded
 from mass_jax.command_line import Parser, positive
 from mass_jax.data import DataError, load_dataset
 from mass_jax.options import CONFIG_DIR
 from mass_jax.run_log import environment, write_atomically
 
+START_UP = RESULTS / "start_up.json"
 _CONFIG = str(CONFIG_DIR / "mass_resnet20.py")
 _FIRST_STEP = "step "  # how the first line of progress begins
 _DIGITS = ("data.name=digits", "data.ood=", "train_size=900", "data.validation_size=100")
@@ -97,6 +99,17 @@ def _seconds_to_first_step(changes: Sequence[str], config: str, cache: str) -> f
                     process.kill()
                     return seconds
     raise RuntimeError(f"training ended before its first step: {''.join(said).strip()}")
+
+
+def as_markdown(file: Path = START_UP) -> str:
+    """The recorded seconds, as Markdown."""
+    made = json.loads(file.read_text())
+    rows = [
+        f"| {definition} | {made[definition]['cold_s']:.1f} | {made[definition]['warm_s']:.1f} |"
+        for definition in ("frozen", "paper")
+    ]
+    head = ["| Jacobian | s, nothing compiled | s, everything compiled |", "|---|---|---|"]
+    return "\n".join([*head, *rows]) + "\n"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments import start_up
 from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, paper_tables, records
 from experiments.comparison import (
     ABBREVIATIONS,
@@ -228,6 +229,7 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
         "tables": lambda: as_markdown(all_tables()),
         "faults": faults_survived,
         "benchmark": steps_cost,
+        "start-up": start_up.as_markdown,
         "peers": beside_ours,
         "estimators": gradients_markdown,
         "estimators in training": training_markdown,

@@ -40,6 +40,10 @@ def test_the_record(tmp_path, monkeypatch, capsys):
     ]
     assert str(tmp_path) not in json.dumps(made)
     assert "paper: first step after 2.0 s cold, 1.0 s warm" in capsys.readouterr().out
+    assert start_up.as_markdown(file).splitlines()[2:] == [
+        "| frozen | 2.0 | 1.0 |",
+        "| paper | 2.0 | 1.0 |",
+    ]
 
 
 def test_no_such_directory(tmp_path, capsys):
