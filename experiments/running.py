@@ -40,7 +40,7 @@ def settle(cell: Cell, code: int, workdir: Path, results: Path) -> bool:
         settle_failure(cell, f"({code}): {lines[-1]}; see {log}", workdir)
         return False
     failure_file(cell, workdir).unlink(missing_ok=True)
-    record = collect(cell, workdir / cell.name, results)
+    record = collect(workdir / cell.name, results / f"{cell.name}.json")
     print(
         f"    accuracy {100 * record['accuracy']:.1f} %, NLL {record['nll']:.3f}, "
         f"{duration(record['train_seconds'] / 60)}",
@@ -55,7 +55,7 @@ def settle_failure(cell: Cell, reason: str, workdir: Path) -> None:
     write_atomically(failure_file(cell, workdir), f"{reason}\n")
 
 
-def collect(cell: Cell, workdir: Path, results: Path) -> dict[str, Any]:
+def collect(workdir: Path, file: Path) -> dict[str, Any]:
     """Copies a finished run's results, with what it ran on, to one small file."""
     record = json.loads((workdir / "results.json").read_text())
     environment = json.loads((workdir / "environment.json").read_text())
@@ -64,8 +64,8 @@ def collect(cell: Cell, workdir: Path, results: Path) -> dict[str, Any]:
     record["validation"] = [
         {key: row[key] for key in ("step", *_VALIDATION)} for row in rows if _VALIDATION[0] in row
     ]
-    results.mkdir(parents=True, exist_ok=True)
-    write_atomically(results / f"{cell.name}.json", json.dumps(record, indent=2) + "\n")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, json.dumps(record, indent=2) + "\n")
     return record
 
 

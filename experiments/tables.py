@@ -24,6 +24,7 @@ from experiments.comparison import (
 from experiments.peer_training import beside_ours
 from experiments.study_report import gradients_markdown, training_markdown
 from experiments.table_formats import FORMATS, as_markdown
+from experiments.variants import beside_the_paper
 from mass_jax.command_line import Parser
 
 ROOT = Path(__file__).parent.parent
@@ -231,6 +232,7 @@ GENERATED: dict[Path, dict[str, Callable[[], str]]] = {
         "benchmark": steps_cost,
         "start-up": start_up.as_markdown,
         "peers": beside_ours,
+        "variants": beside_the_paper,
         "estimators": gradients_markdown,
         "estimators in training": training_markdown,
     },

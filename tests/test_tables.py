@@ -12,6 +12,7 @@ import pytest
 from test_report import BROWSER, Page, browse
 
 from experiments import cells, comparison, table_formats, tables
+from experiments.variants import VARIANTS
 from mass_jax.config import apply_overrides, config_hash, resolve
 from mass_jax.options import load_config, parse
 
@@ -49,12 +50,16 @@ def test_the_readmes_show_the_records(path):
     assert tables.renewed(path) == path.read_text()
 
 
-@pytest.mark.parametrize("path", sorted(cells.RESULTS.glob("*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(cells.RESULTS.rglob("*.json")), ids=lambda p: p.stem)
 def test_no_record_tells_where_files_lay(path):
     assert not re.search(r'["=]/', path.read_text())
 
 
-@pytest.mark.parametrize("path", sorted(cells.RESULTS.glob("*-seed*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted([*cells.RESULTS.glob("*-seed*.json"), *VARIANTS.glob("*.json")]),
+    ids=lambda p: p.stem,
+)
 def test_every_record_can_be_made_again(path):
     """Oracle: the configuration its command resolves to."""
     record = json.loads(path.read_text())
