@@ -82,7 +82,7 @@ class BatchNorm(nn.Module):
             mean, var = running_mean.value, running_var.value
         inverse_deviation = jax.lax.rsqrt(var + BATCH_NORM_EPSILON)
         if context.use_batch_moments and _has_closed_rules(context) and mean.dtype == x.dtype:
-            row = lambda vector: _as_row(vector, x.ndim)
+            row = lambda vector: _as_row(vector.astype(x.dtype), x.ndim)
             return standardised(x, row(mean), row(inverse_deviation)) * row(scale) + row(bias)
         multiplier = scale * inverse_deviation
         # Centring before scaling keeps precision when |mean| >> sqrt(var).
@@ -93,6 +93,7 @@ class BatchNorm(nn.Module):
 
 
 def _has_closed_rules(context: TrainContext) -> bool:
+    """Whether `standardised` may stand for the plain formula: every row of one device counts."""
     return context.reverse_only and context.weights is None and context.axis_name is None
 
 
