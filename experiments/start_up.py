@@ -79,7 +79,7 @@ def _seconds_to_first_step(changes: Sequence[str], config: str, cache: str) -> f
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             *(sys.executable, "-m", "mass_jax.main", f"--config={config}"),
-            *(f"--workdir={scratch}/run", "--config.log_every=1"),
+            f"--workdir={scratch}/run",
             *(f"--config.{change}" for change in changes),
         ]
         began = time.perf_counter()

@@ -2,7 +2,7 @@
 
 With ``h = x W + b`` and ``A = dz/dh``, ``[R, H]`` an example, the Jacobian is ``J = A W^T``. Its
 log-determinant and both derivatives need no more of the input's ``D`` numbers than three products
-with ``J``, or two with ``W^T W`` where that is cheaper.
+with ``J``, or two with ``W^T W`` where that is cheaper. ``J J^T`` itself is had as ``(J W) A^T``.
 """
 
 from functools import partial
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from mass_jax.log_determinant import (
+    GramLogDet,
     SingularPolicy,
     half_log_det_and_gradient,
     half_log_det_of_gram,
@@ -112,30 +113,68 @@ def _with_gradients(
 def _by_rows(
     rows: jax.Array, kernel: jax.Array, noise: jax.Array | None, singular: SingularPolicy
 ) -> _WithGradients:
-    jacobian = _flat_product(rows, kernel.T)
+    jacobian = _flat_product(rows, kernel.T, "highest")
+    if noise is not None:
+        return _by_probe(jacobian, rows, kernel, noise, singular)
+    through = _flat_product(jacobian, kernel, "highest")
+    plain = _log_det_between(through, rows)
+
+    def by_jacobian() -> _WithGradients:
+        value, gradient = half_log_det_and_gradient(jacobian, singular)
+        return _WithGradients(value, _flat_product(gradient, kernel), gradient, rows)
+
+    # (J J^T)^-1 J dW as A^T (J J^T)^-1 by J dW: J itself is not touched once more.
+    return jax.lax.cond(
+        jnp.all(plain.is_sound),
+        lambda: _WithGradients(
+            plain.value,
+            product(plain.precision, through),
+            jacobian,
+            product(plain.precision, rows),
+        ),
+        by_jacobian,
+    )
+
+
+def _by_probe(
+    jacobian: jax.Array,
+    rows: jax.Array,
+    kernel: jax.Array,
+    noise: jax.Array,
+    singular: SingularPolicy,
+) -> _WithGradients:
+    """The gradient of ``1/2 |J^T v|^2`` at fixed ``v = (J J^T)^-1 J e``, with ``u = J^T v``."""
     plain = half_log_det_of_gram(
         jnp.einsum("nrd,nsd->nrs", jacobian, jacobian, precision="highest")
     )
-    identity = jnp.broadcast_to(jnp.eye(rows.shape[1], dtype=rows.dtype), plain.precision.shape)
-    # (J J^T)^-1 J as `solve` times `left`: J itself is not touched once more where that is sound.
-    value, left, solve = jax.lax.cond(
+    along_noise = lambda wide: jnp.einsum("nrd,nd->nr", wide, noise)[:, :, None]
+
+    def by_jacobian() -> tuple[jax.Array, jax.Array]:
+        value, gradient = half_log_det_and_gradient(jacobian, singular)
+        return value, along_noise(gradient)
+
+    value, probe = jax.lax.cond(
         jnp.all(plain.is_sound),
-        lambda: (plain.value, jacobian, plain.precision),
-        lambda: (*half_log_det_and_gradient(jacobian, singular), identity),
-    )
-    if noise is None:
-        by_rows = product(solve, _flat_product(left, kernel))
-        return _WithGradients(value, by_rows, left, product(solve, rows))
-    # The gradient of 1/2 |J^T v|^2 at fixed v = (J J^T)^-1 J e, with u = J^T v.
-    probe = product(solve, jnp.einsum("nrd,nd->nr", left, noise)[:, :, None])  # v, [n, R, 1]
+        lambda: (plain.value, product(plain.precision, along_noise(jacobian))),
+        by_jacobian,
+    )  # v, [n, R, 1]
     along = jnp.sum(probe * jacobian, axis=1, keepdims=True)  # u, [n, 1, D]
     behind = jnp.sum(probe * rows, axis=1, keepdims=True)  # A^T v, [n, 1, H]
     return _WithGradients(value, probe * _flat_product(along, kernel), along, behind)
 
 
+def _log_det_between(through: jax.Array, rows: jax.Array) -> GramLogDet:
+    """Of ``J J^T = (J W) A^T``, both factors ``[n, R, H]``.
+
+    An entry is rounded relative to ``|J W| |A| <= |J| |W| |A|``: the bound to which ``J = A W^T``
+    has been rounded already.
+    """
+    return half_log_det_of_gram(jnp.einsum("nrh,nsh->nrs", through, rows, precision="highest"))
+
+
 def _by_gram(rows: jax.Array, kernel: jax.Array, singular: SingularPolicy) -> _WithGradients:
     through = _flat_product(rows, product(kernel.T, kernel), "highest")
-    plain = half_log_det_of_gram(jnp.einsum("nrh,nsh->nrs", through, rows, precision="highest"))
+    plain = _log_det_between(through, rows)
 
     def by_factor() -> tuple[jax.Array, jax.Array, jax.Array]:
         factor = gram_factor(kernel)

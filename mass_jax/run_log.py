@@ -20,7 +20,6 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from tensorboardX import SummaryWriter
 
 from mass_jax.progress import SECONDS_BETWEEN_LINES, time_left
 
@@ -42,9 +41,8 @@ class RunLog:
         path = workdir / METRICS_FILE
         _keep_rows_until(path, start_step)
         self._stream = path.open("a")
-        self._board = SummaryWriter(
-            str(workdir / "tensorboard"), purge_step=start_step + 1, write_to_disk=True
-        )
+        self._workdir, self._start_step = workdir, start_step
+        self._board: Any = None  # tensorboardX.SummaryWriter, from the first row on
         console = Console(stderr=True)
         self._total, self._quiet = total_steps, quiet
         self._next_line = 0.0
@@ -77,16 +75,30 @@ class RunLog:
         if self._bar is not None:
             self._bar.stop()
         self._stream.close()
-        self._board.close()
+        if self._board is not None:
+            self._board.close()
 
     def row(self, row: dict[str, Any]) -> None:
         """Appends one row; it is on disk when this returns."""
         self._stream.write(json.dumps(row) + "\n")
         self._stream.flush()
         os.fsync(self._stream.fileno())
+        board = self._opened_board()
         for name, value in row.items():
             if name != "step":
-                self._board.add_scalar(name, value, row["step"])
+                board.add_scalar(name, value, row["step"])
+
+    def _opened_board(self) -> Any:
+        if self._board is None:
+            # Imported here: where PyTorch is installed it comes along, which takes a second.
+            from tensorboardX import SummaryWriter
+
+            self._board = SummaryWriter(
+                str(self._workdir / "tensorboard"),
+                purge_step=self._start_step + 1,
+                write_to_disk=True,
+            )
+        return self._board
 
     def progress(self, step: int, loss: float, steps_per_second: float) -> None:
         """Moves the bar, or prints a line now and then where there is no terminal."""

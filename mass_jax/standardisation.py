@@ -100,4 +100,7 @@ _pullback_of_rows.defvjp(
 
 
 def _mean_of_rows(rows: jax.Array) -> jax.Array:
-    return jnp.mean(rows, axis=tuple(range(1, rows.ndim - 1)), keepdims=True)
+    flat = rows.reshape(rows.shape[0], -1, rows.shape[-1])
+    # Behind a leading axis of one, XLA's CPU backend is twenty times slower at a sum of products.
+    means = jnp.mean(flat[0], axis=0)[None] if len(flat) == 1 else jnp.mean(flat, axis=1)
+    return means.reshape(len(rows), *(1,) * (rows.ndim - 2), rows.shape[-1])

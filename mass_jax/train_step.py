@@ -74,13 +74,21 @@ def make_train_step(
             **{name: term.mean(axis_name) for name, term in loss.terms.items()},
             "accuracy": accuracy,
             "learning_rate": jnp.asarray(experiment.schedule(state.step), jnp.float32),
-            "gradient_norm": optax.tree.norm((gradient.network, gradient.head)),
+            "gradient_norm": optax.tree.norm(_apart((gradient.network, gradient.head))),
             # NaN or infinity anywhere in the state makes this non-finite.
             "parameter_norm": optax.tree.norm(params),
         }
         return TrainState(state.step + 1, params, opt_state), metrics
 
     return train_step
+
+
+def _apart(tree: Any) -> Any:
+    """The same numbers, whose squares XLA does not take for those the optimiser has squared.
+
+    Sharing them, it would write them all to memory, and read them again, in every step.
+    """
+    return jax.lax.optimization_barrier(tree)
 
 
 class Runner(NamedTuple):

@@ -135,6 +135,24 @@ def test_behind_a_dense_layer(spread, form, tolerance):
         np.testing.assert_allclose(ours / scale, theirs / scale, atol=tolerance.exact / spread)
 
 
+@pytest.mark.parametrize("form", ["rows", "gram"])
+@pytest.mark.parametrize("smallest", [1e-2, 1e-5])
+def test_behind_an_ill_conditioned_layer(smallest, form, tolerance):
+    """Oracle: the Jacobian itself, which is well conditioned: rows undo what the kernel shrinks.
+
+    That loses digits by the kernel's condition wherever J = A W^T is formed; J J^T may lose no more.
+    """
+    generator = np.random.default_rng(4)
+    left, _ = np.linalg.qr(generator.normal(size=(9, 6)))
+    right, _ = np.linalg.qr(generator.normal(size=(6, 6)))
+    scales = np.geomspace(1.0, smallest, 6)
+    kernel = jnp.asarray(left * scales @ right.T)
+    rows = jnp.asarray(generator.normal(size=(4, 3, 6)) / scales @ right.T)
+    actual = jax.jit(lambda a, w: half_log_det_behind(a, w, None, form, "floor"))(rows, kernel)
+    expected = half_log_det_gram(rows @ kernel.T[None])
+    np.testing.assert_allclose(actual, expected, atol=tolerance.exact / smallest)
+
+
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
 def test_behind_a_dense_layer_of_any_scale(scale, tolerance):
     """Oracle: the Jacobian itself, whose products leave the range of float32."""

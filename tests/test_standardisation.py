@@ -51,6 +51,13 @@ def assert_same(ours, theirs, tolerance: Tolerance) -> None:
     chex.assert_trees_all_close(ours, theirs, rtol=0, atol=tolerance.exact * scale)
 
 
+def test_plain_gradient(batch, tolerance: Tolerance) -> None:
+    """One cotangent: the single row that is summed on its own."""
+    x, _ = batch
+    gradient = lambda normalise: jax.jit(jax.grad(lambda b: jnp.sum(jnp.cos(normalise(b)))))(x)
+    assert_same(gradient(by_rule), gradient(by_jax), tolerance)
+
+
 def test_value_and_jacobian(batch, tolerance: Tolerance) -> None:
     x, weights = batch
     assert_same(by_rule(x), by_jax(x), tolerance)
