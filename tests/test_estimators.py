@@ -140,7 +140,7 @@ def test_behind_a_dense_layer(spread, form, tolerance):
 def test_behind_an_ill_conditioned_layer(smallest, form, tolerance):
     """Oracle: the Jacobian itself, which is well conditioned: rows undo what the kernel shrinks.
 
-    That loses digits by the kernel's condition wherever J = A W^T is formed; J J^T may lose no more.
+    That loses digits by the kernel's condition where J = A W^T is formed; J J^T may lose no more.
     """
     generator = np.random.default_rng(4)
     left, _ = np.linalg.qr(generator.normal(size=(9, 6)))
