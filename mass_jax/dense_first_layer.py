@@ -15,6 +15,7 @@ from mass_jax.log_determinant import (
     GramLogDet,
     SingularPolicy,
     half_log_det_and_gradient,
+    half_log_det_and_solved,
     half_log_det_of_gram,
     product,
 )
@@ -118,22 +119,8 @@ def _by_rows(
         return _by_probe(jacobian, rows, kernel, noise, singular)
     through = _flat_product(jacobian, kernel, "highest")
     plain = _log_det_between(through, rows)
-
-    def by_jacobian() -> _WithGradients:
-        value, gradient = half_log_det_and_gradient(jacobian, singular)
-        return _WithGradients(value, _flat_product(gradient, kernel), gradient, rows)
-
-    # (J J^T)^-1 J dW as A^T (J J^T)^-1 by J dW: J itself is not touched once more.
-    return jax.lax.cond(
-        jnp.all(plain.is_sound),
-        lambda: _WithGradients(
-            plain.value,
-            product(plain.precision, through),
-            jacobian,
-            product(plain.precision, rows),
-        ),
-        by_jacobian,
-    )
+    value, (by_rows, right) = _solved(plain, jacobian, (through, rows), singular)
+    return _WithGradients(value, by_rows, jacobian, right)
 
 
 def _by_probe(
@@ -144,23 +131,26 @@ def _by_probe(
     singular: SingularPolicy,
 ) -> _WithGradients:
     """The gradient of ``1/2 |J^T v|^2`` at fixed ``v = (J J^T)^-1 J e``, with ``u = J^T v``."""
-    plain = half_log_det_of_gram(
-        jnp.einsum("nrd,nsd->nrs", jacobian, jacobian, precision="highest")
-    )
-    along_noise = lambda wide: jnp.einsum("nrd,nd->nr", wide, noise)[:, :, None]
-
-    def by_jacobian() -> tuple[jax.Array, jax.Array]:
-        value, gradient = half_log_det_and_gradient(jacobian, singular)
-        return value, along_noise(gradient)
-
-    value, probe = jax.lax.cond(
-        jnp.all(plain.is_sound),
-        lambda: (plain.value, product(plain.precision, along_noise(jacobian))),
-        by_jacobian,
-    )  # v, [n, R, 1]
+    gram = jnp.einsum("nrd,nsd->nrs", jacobian, jacobian, precision="highest")
+    along_noise = jnp.einsum("nrd,nd->nr", jacobian, noise)[:, :, None]  # J e, [n, R, 1]
+    value, (probe,) = _solved(half_log_det_of_gram(gram), jacobian, (along_noise,), singular)
     along = jnp.sum(probe * jacobian, axis=1, keepdims=True)  # u, [n, 1, D]
     behind = jnp.sum(probe * rows, axis=1, keepdims=True)  # A^T v, [n, 1, H]
     return _WithGradients(value, probe * _flat_product(along, kernel), along, behind)
+
+
+def _solved(
+    plain: GramLogDet,
+    jacobian: jax.Array,
+    right_sides: tuple[jax.Array, ...],
+    singular: SingularPolicy,
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """`half_log_det_and_solved`, by the Gram matrices alone where they are sound."""
+    return jax.lax.cond(
+        jnp.all(plain.is_sound),
+        lambda: (plain.value, tuple(product(plain.precision, side) for side in right_sides)),
+        lambda: half_log_det_and_solved(jacobian, right_sides, singular),
+    )
 
 
 def _log_det_between(through: jax.Array, rows: jax.Array) -> GramLogDet:

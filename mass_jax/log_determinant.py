@@ -67,25 +67,35 @@ def half_log_det_slogdet(jacobian: jax.Array) -> jax.Array:
     return 0.5 * jnp.linalg.slogdet(_gram(jacobian)).logabsdet
 
 
-# Compiled here, or every call outside of `jit` would compile both branches anew.
-@partial(jax.jit, static_argnames="singular")
 def half_log_det_and_gradient(
     jacobian: jax.Array, singular: SingularPolicy
 ) -> tuple[jax.Array, jax.Array]:
     """``1/2 log det(J J^T)`` ``[...]`` and its gradient ``(J J^T)^-1 J`` ``[..., R, D]``."""
+    value, (gradient,) = half_log_det_and_solved(jacobian, (jacobian,), singular)
+    return value, gradient
+
+
+# Compiled here, or every call outside of `jit` would compile both branches anew.
+@partial(jax.jit, static_argnames="singular")
+def half_log_det_and_solved(
+    jacobian: jax.Array, right_sides: tuple[jax.Array, ...], singular: SingularPolicy
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """``1/2 log det(J J^T)`` ``[...]`` and ``(J J^T)^-1`` times each of ``[..., R, K]``."""
     if singular not in ("floor", "-inf"):
         raise ValueError(f"singular={singular!r}: choose 'floor' or '-inf'")
     check_not_expanding(*jacobian.shape[-2:])
     dtype = jnp.promote_types(jacobian.dtype, jnp.float32)  # bfloat16 is too coarse here
     rows = _scaled_rows(jacobian.astype(dtype))
+    shrunk = tuple(side.astype(dtype) / rows.largest for side in right_sides)
     plain = half_log_det_of_gram(rows.gram)
 
-    def one_pass() -> tuple[jax.Array, jax.Array]:
+    def one_pass() -> tuple[jax.Array, tuple[jax.Array, ...]]:
         value = plain.value + jnp.sum(jnp.log(rows.largest), axis=(-2, -1))
-        return value, product(plain.precision / rows.largest, rows.shrunk)  # small before large
+        small_before_large = plain.precision / rows.largest
+        return value, tuple(product(small_before_large, side) for side in shrunk)
 
-    def two_passes() -> tuple[jax.Array, jax.Array]:
-        return _two_pass_cholesky_qr(rows, singular)
+    def two_passes() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        return _two_pass_cholesky_qr(rows, shrunk, singular)
 
     return jax.lax.cond(jnp.all(plain.is_sound), one_pass, two_passes)
 
@@ -145,9 +155,9 @@ def _scaled_rows(jacobian: jax.Array) -> _ScaledRows:
 
 
 def _two_pass_cholesky_qr(
-    rows: _ScaledRows, singular: SingularPolicy
-) -> tuple[jax.Array, jax.Array]:
-    """Value and gradient where the rows are nearly dependent.
+    rows: _ScaledRows, right_sides: tuple[jax.Array, ...], singular: SingularPolicy
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """Value and ``(J J^T)^-1`` times the right sides where the rows are nearly dependent.
 
     The Gram matrix squares the condition of J; orthogonalising with its (shifted)
     factor first leaves a second Gram matrix near the identity, and
@@ -174,12 +184,14 @@ def _two_pass_cholesky_qr(
     second_inverse = inverse_lower(second)
     inverse = product(second_inverse, first_inverse)
     back = product(jnp.swapaxes(inverse, -1, -2), second_inverse)  # small before large
-    solved = product(back, nearly_orthonormal)
-    gradient = solved / rows.norm / rows.largest
+    solved = tuple(
+        product(back, product(first_inverse, side / rows.norm)) / rows.norm / rows.largest
+        for side in right_sides
+    )
     if singular == "-inf":
         value = jnp.where(deficient, -jnp.inf, value)
-        gradient = jnp.where(deficient[..., None, None], 0.0, gradient)
-    return value, gradient
+        solved = tuple(jnp.where(deficient[..., None, None], 0.0, side) for side in solved)
+    return value, solved
 
 
 def _cholesky_or_more_shift(matrices: jax.Array, shift: float) -> jax.Array:
