@@ -19,8 +19,9 @@ from mass_jax.log_determinant import (
     half_log_det_of_gram,
     product,
 )
+from mass_jax.turned_gradient import turned_product_of_tangent
 
-DenseForm = Literal["rows", "gram"]
+DenseForm = Literal["rows", "turned", "gram"]
 _MOST_OUTER_PRODUCTS = 4
 
 
@@ -49,7 +50,8 @@ def half_log_det_behind(
       kernel: ``W``, ``[D, H]``.
       noise: standard normal ``[n, D]`` for a one-probe gradient (`half_log_det_by_probe`);
         ``None``: the exact one.
-      form: ``"rows"`` by ``J`` itself; ``"gram"`` by ``A (W^T W) A^T``, for ``H < D`` and the exact
+      form: ``"rows"`` by ``J`` itself; ``"turned"`` too, beside another `turned_product` by the
+        same kernel; ``"gram"`` by ``A (W^T W) A^T``, for ``H < D`` and the exact
         gradient.
       singular: see `half_log_det_gram`.
 
@@ -79,17 +81,20 @@ def _half_log_det_behind_jvp(
     made = _with_gradients(rows, kernel, noise, form, singular)
     # d(W^T W) is W^T dW and its transpose; A^T (J J^T)^-1 A is symmetric, so one counts twice.
     by_kernel = product(kernel.T, kernel_tangent) if form == "gram" else kernel_tangent
-    through = _through(made.left, by_kernel)
+    through = _through(made.left, by_kernel, form)
     along_rows = jnp.sum(made.by_rows * rows_tangent, axis=(-2, -1))
     return made.value, along_rows + jnp.sum(made.right * through, axis=(-2, -1))
 
 
-def _through(left: jax.Array, kernel_tangent: jax.Array) -> jax.Array:
+def _through(left: jax.Array, kernel_tangent: jax.Array, form: DenseForm) -> jax.Array:
     """``left`` times a tangent of the kernel, so that its transpose is the kernel's gradient.
 
     A few rows as outer products: XLA adds them up inside the optimiser's update, where a product
     would first write a matrix as large as the kernel.
     """
+    if form == "turned":
+        flat = turned_product_of_tangent(left.reshape(-1, left.shape[-1]), kernel_tangent)
+        return flat.reshape(*left.shape[:-1], -1)
     if left.shape[0] * left.shape[1] > _MOST_OUTER_PRODUCTS:
         return _flat_product(left, kernel_tangent)
     rows = [jnp.sum(row[:, None] * kernel_tangent, axis=0) for example in left for row in example]

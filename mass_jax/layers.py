@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from mass_jax.convolution import conv3x3, conv3x3_closed
 from mass_jax.standardisation import standardised
+from mass_jax.turned_gradient import turned_product
 
 BATCH_NORM_EPSILON = 1e-5
 KAIMING_NORMAL = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
@@ -161,6 +162,7 @@ class Linear(nn.Module):
     Attributes:
       features: outputs.
       kernel_init: of the weights, instead of that.
+      turned: by `turned_product`, the same for training.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -170,6 +172,7 @@ class Linear(nn.Module):
 
     features: int
     kernel_init: Callable[..., jax.Array] | None = None
+    turned: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -180,7 +183,8 @@ class Linear(nn.Module):
 
         kernel = self.param("kernel", self.kernel_init or uniform, (fan_in, self.features))
         bias = self.param("bias", uniform, (self.features,))
-        return x @ kernel.astype(x.dtype) + _as_row(bias.astype(x.dtype), x.ndim)
+        multiply = turned_product if self.turned else jnp.matmul
+        return multiply(x, kernel.astype(x.dtype)) + _as_row(bias.astype(x.dtype), x.ndim)
 
 
 class Conv3x3(nn.Module):

@@ -27,6 +27,7 @@ from mass_jax.layers import (
     Linear,
     TrainContext,
 )
+from mass_jax.turned_gradient import turning_is_faster
 
 __all__ = [
     "EVALUATION",
@@ -232,6 +233,7 @@ class FirstLayer(NamedTuple):
     Attributes:
       kernel: ``[D, width]``.
       output: ``[B, width]``, what it gives for a batch.
+      turned: whether by `turned_product`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -241,15 +243,19 @@ class FirstLayer(NamedTuple):
 
     kernel: jax.Array
     output: jax.Array
+    turned: bool = False
 
 
-def dense_first_layer(module: Network, params: PyTree, x: jax.Array) -> FirstLayer | None:
+def dense_first_layer(
+    module: Network, params: PyTree, x: jax.Array, turned: bool = False
+) -> FirstLayer | None:
     """The first layer, where it is dense: its output is for ``TrainContext.first``.
 
     Args:
       module: a network; one with such a layer names it by a property ``first_dense``.
       params: its weights.
       x: ``[B, ...]``.
+      turned: by `turned_product`, where `turning_is_faster`.
 
     Returns:
       The layer and its output; ``None`` for other networks.
@@ -266,8 +272,9 @@ def dense_first_layer(module: Network, params: PyTree, x: jax.Array) -> FirstLay
         return None
     kernel = params[name]["kernel"]
     flat = x.reshape(x.shape[0], -1).astype(getattr(module, "dtype", None) or x.dtype)
-    output: Any = Linear(kernel.shape[1]).apply({"params": params[name]}, flat)
-    return FirstLayer(kernel, output)
+    turned = turned and turning_is_faster(kernel)
+    output: Any = Linear(kernel.shape[1], turned=turned).apply({"params": params[name]}, flat)
+    return FirstLayer(kernel, output, turned)
 
 
 def apply(

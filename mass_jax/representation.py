@@ -85,7 +85,8 @@ def represent(
             raise ValueError("batch_stats='paper' couples the examples; the probe needs 'frozen'")
         return _represent_in_two_parts(params, x, num_jacobian, estimator, context, singular)
 
-    dense = networks.dense_first_layer(params.module, params.network, x)
+    turned = num_jacobian > 0 and _adds_kernel_gradients(estimator, context)
+    dense = networks.dense_first_layer(params.module, params.network, x, turned)
     first = None if dense is None else dense.output
     if batch_stats == "running":
         statistics = running = params.batch_stats
@@ -140,6 +141,12 @@ def represent(
     return Representation(z, values, rows.weights, running)
 
 
+def _adds_kernel_gradients(estimator: JacobianEstimator, context: TrainContext) -> bool:
+    """Whether the network and its Jacobians give the first kernel a large gradient each."""
+    exact = estimator.gradient == "exact" and estimator.form == "rows" and estimator.every == 1
+    return exact and context.reverse_only
+
+
 def _check_form(estimator: JacobianEstimator, dense: FirstLayer | None) -> None:
     if estimator.form == "gram" and dense is None:
         raise ValueError("estimator='gram' needs a network with a dense first layer")
@@ -168,8 +175,11 @@ def _behind_dense(
     by_gram = estimator.form == "gram" or (
         estimator.form == "auto" and gram_is_cheaper(len(rows), rows.shape[1], input_dim, width)
     )
-    # Of a layer wider than the input W^T W would be singular, and nothing gained.
-    form: DenseForm = "gram" if by_gram and width < input_dim else "rows"
+    form: DenseForm = "rows"
+    if by_gram and width < input_dim:  # else W^T W would be singular, and nothing gained
+        form = "gram"
+    elif layer.turned:
+        form = "turned"
     noise = None if probe_keys is None else probe_noise(probe_keys, input_dim, outputs.dtype)
     return outputs, half_log_det_behind(rows, layer.kernel, noise, form, singular), auxiliary
 
@@ -206,7 +216,8 @@ def _represent_in_two_parts(
     """The ``"paper"`` definition: sub-batch and rest forwarded apart, in that order."""
     surely, maybe, weights = _sub_batch_rows(num_jacobian, context.axis_name)
 
-    dense = networks.dense_first_layer(params.module, params.network, x)
+    turned = _adds_kernel_gradients(estimator, context)
+    dense = networks.dense_first_layer(params.module, params.network, x, turned)
     _check_form(estimator, dense)
 
     def part_context(keep: slice, part_weights: jax.Array) -> TrainContext:
