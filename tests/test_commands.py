@@ -82,6 +82,7 @@ def test_bad_arguments_are_one_line(module, arguments, words, capsys, monkeypatc
 def test_bad_input_is_one_line(module, arguments, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mass_jax.data.sources.find_spec", lambda name: None)  # no downloads
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "datasets"))  # nothing is prepared
     (tmp_path / "taken").write_text("a file where a directory should be")
     assert import_module(module).main(arguments) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
