@@ -3,7 +3,7 @@
     python -m mass_jax.main --config=configs/figure2.py --config.seed=0
     python -m mass_jax.main --config=configs/figure2.py --config.method=softmax_ce --config.beta=0
 
-Cost: about 30 (SoftmaxCE) and 55 minutes (MASS) on one CPU core.
+Cost: 10 to 30 (SoftmaxCE) and 25 to 55 minutes (MASS) on one CPU core, by the machine.
 Expected: the three loss terms differ between the two methods although their accuracies
 are alike (arXiv:1905.07822, Figure 2; 5 seeds, terms every 500 steps).
 """
