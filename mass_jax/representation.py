@@ -85,7 +85,8 @@ def represent(
             raise ValueError("batch_stats='paper' couples the examples; the probe needs 'frozen'")
         return _represent_in_two_parts(params, x, num_jacobian, estimator, context, singular)
 
-    turned = num_jacobian > 0 and _adds_kernel_gradients(estimator, context)
+    in_one_piece = mode != "forward" and chunk_size is None
+    turned = in_one_piece and num_jacobian > 0 and _adds_kernel_gradients(estimator, context)
     dense = networks.dense_first_layer(params.module, params.network, x, turned)
     first = None if dense is None else dense.output
     if batch_stats == "running":
@@ -107,7 +108,6 @@ def represent(
         )
 
     images, keys = x[: rows.maybe], _first(context.keys, rows.maybe)
-    in_one_piece = mode != "forward" and chunk_size is None
     probe_keys = None
     if estimator.gradient == "probe":
         if keys is None or not in_one_piece:
