@@ -118,8 +118,10 @@ def as_markdown(docstring: str) -> str:
 
 
 def _methods(found: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties a class defines itself."""
+    """Public methods and properties a class defines itself; a field may hold a function too."""
     for name, member in vars(found).items():
+        if name in vars(found).get("__annotations__", {}):
+            continue
         function = member.fget if isinstance(member, property) else member
         if not name.startswith("_") and inspect.isfunction(function) and function.__doc__:
             yield name, member

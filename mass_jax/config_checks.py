@@ -129,6 +129,11 @@ def check_combinations(flat: dict[str, Any]) -> None:
             "into your own",
         ),
         (
+            flat["batch_norm_start"] is not None
+            and (flat["network"] == OWN or not flat["batch_norm"]),
+            "config.batch_norm_start is of the BatchNorm of the bundled networks; set it to None",
+        ),
+        (
             flat["network"] == "resnet20" and flat["dropout_rate"] > 0,
             "resnet20 has no dropout; set config.dropout_rate=0",
         ),

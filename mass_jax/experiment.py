@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from mass_jax.config import ConfigError, flatten
 from mass_jax.data import BatchOrder, Dataset, Subset, draw_subset, normalise
+from mass_jax.layers import BATCH_NORM_STARTS
 from mass_jax.method import BuildNetwork, Examples, Method
 from mass_jax.methods import METHODS, make_method
 from mass_jax.model import ModelParams, PyTree
@@ -126,7 +127,10 @@ def method_of(config: ConfigDict, num_classes: int) -> Method:
 
 def network_builder(config: ConfigDict) -> BuildNetwork:
     """The network of a configuration, still to be told its output dimension."""
-    options: dict[str, Any] = {"dtype": {"float32": None, "bfloat16": jnp.bfloat16}[config.dtype]}
+    options: dict[str, Any] = {
+        "dtype": {"float32": None, "bfloat16": jnp.bfloat16}[config.dtype],
+        "scale_init": BATCH_NORM_STARTS[config.batch_norm_start],
+    }
     if config.network == "small_mlp":
         options |= {"dropout_rate": config.dropout_rate, "batch_norm": config.batch_norm}
     return partial(make_network, config.network, **options)

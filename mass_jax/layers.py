@@ -16,6 +16,12 @@ from mass_jax.turned_gradient import turned_product
 
 BATCH_NORM_EPSILON = 1e-5
 KAIMING_NORMAL = nn.initializers.variance_scaling(2.0, "fan_in", "normal")
+# What BatchNorm's scales may start from. PyTorch drew them from U(0, 1) up to version 1.1, which
+# was the newest when the paper appeared (pytorch/pytorch#12259), and starts at one since.
+BATCH_NORM_STARTS: dict[str | None, nn.initializers.Initializer] = {
+    None: nn.initializers.ones,
+    "uniform": nn.initializers.uniform(1.0),
+}
 
 
 class TrainContext(NamedTuple):
@@ -59,6 +65,9 @@ class BatchNorm(nn.Module):
     of the batch and stores them in the ``batch_moments`` collection, or uses the
     ``batch_stats`` collection. Both hold a ``mean`` and a ``var``.
 
+    Attributes:
+      scale_init: what its scales start from.
+
     Example: a batch is centred by its own mean.
       >>> import jax, jax.numpy as jnp
       >>> x, norm = jnp.array([[1.0], [3.0]]), BatchNorm()
@@ -68,10 +77,12 @@ class BatchNorm(nn.Module):
       ([[-1.0], [1.0]], [2.0])
     """
 
+    scale_init: Callable[..., jax.Array] = nn.initializers.ones
+
     @nn.compact
     def __call__(self, x: jax.Array, context: TrainContext) -> jax.Array:
         features = x.shape[-1]
-        scale = self.param("scale", nn.initializers.ones, (features,))
+        scale = self.param("scale", self.scale_init, (features,))
         bias = self.param("bias", nn.initializers.zeros, (features,))
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, (features,))
         running_var = self.variable("batch_stats", "var", jnp.ones, (features,))

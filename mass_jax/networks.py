@@ -75,6 +75,7 @@ class SmallMLP(nn.Module):
       nonlinearity: any elementwise function.
       dropout_rate: after each nonlinearity, in training.
       batch_norm: the paper's Figure 2 goes without.
+      scale_init: of BatchNorm's scales.
       dtype: of the computation; parameters stay float32 and so does the output.
 
     Example:
@@ -90,6 +91,7 @@ class SmallMLP(nn.Module):
     nonlinearity: Callable[[jax.Array], jax.Array] = nn.elu
     dropout_rate: float = 0.0
     batch_norm: bool = True
+    scale_init: Callable[..., jax.Array] = nn.initializers.ones
     dtype: Any = None
 
     @property
@@ -107,7 +109,7 @@ class SmallMLP(nn.Module):
             else:
                 x = Linear(width, name=f"linear_{index}")(x)
             if self.batch_norm:
-                x = BatchNorm(name=f"norm_{index}")(x, context)
+                x = BatchNorm(self.scale_init, name=f"norm_{index}")(x, context)
             x = self.nonlinearity(x)
             x = Dropout(self.dropout_rate, index, name=f"dropout_{index}")(x, context)
         return Linear(self.output_dim, name="output")(x).astype(output_dtype)
@@ -119,13 +121,14 @@ class ResidualBlock(nn.Module):
     features: int
     stride: int
     nonlinearity: Callable[[jax.Array], jax.Array]
+    scale_init: Callable[..., jax.Array]
 
     @nn.compact
     def __call__(self, x: jax.Array, context: TrainContext) -> jax.Array:
         y = Conv3x3(self.features, self.stride, name="conv_0")(x, context)
-        y = self.nonlinearity(BatchNorm(name="norm_0")(y, context))
+        y = self.nonlinearity(BatchNorm(self.scale_init, name="norm_0")(y, context))
         y = Conv3x3(self.features, name="conv_1")(y, context)
-        y = BatchNorm(name="norm_1")(y, context)
+        y = BatchNorm(self.scale_init, name="norm_1")(y, context)
         return self.nonlinearity(y + _shortcut(x, self.features, self.stride))
 
 
@@ -146,6 +149,7 @@ class ResNet20(nn.Module):
       widths: channels of the three stages.
       blocks: residual blocks per stage.
       nonlinearity: any elementwise function.
+      scale_init: of BatchNorm's scales.
       dtype: of the computation; parameters stay float32 and so does the output.
 
     Example:
@@ -163,6 +167,7 @@ class ResNet20(nn.Module):
     widths: tuple[int, ...] = (16, 32, 64)
     blocks: int = 3
     nonlinearity: Callable[[jax.Array], jax.Array] = nn.relu
+    scale_init: Callable[..., jax.Array] = nn.initializers.ones
     dtype: Any = None
 
     @nn.compact
@@ -173,12 +178,15 @@ class ResNet20(nn.Module):
             )
         output_dtype = x.dtype
         x = Conv3x3(self.widths[0], name="conv")(x.astype(self.dtype or x.dtype), context)
-        x = self.nonlinearity(BatchNorm(name="norm")(x, context))
+        x = self.nonlinearity(BatchNorm(self.scale_init, name="norm")(x, context))
         for stage, width in enumerate(self.widths):
             for block in range(self.blocks):
                 stride = 2 if stage > 0 and block == 0 else 1
                 name = f"stage_{stage}_block_{block}"
-                x = ResidualBlock(width, stride, self.nonlinearity, name=name)(x, context)
+                block_of = ResidualBlock(
+                    width, stride, self.nonlinearity, self.scale_init, name=name
+                )
+                x = block_of(x, context)
         x = jnp.mean(x, axis=(1, 2)).astype(output_dtype)
         return Linear(self.output_dim, kernel_init=KAIMING_NORMAL, name="output")(x)
 

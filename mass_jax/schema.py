@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.gaussian_mixture import INITIALISATIONS
+from mass_jax.layers import BATCH_NORM_STARTS
 from mass_jax.methods import METHODS
 from mass_jax.networks import NETWORKS
 from mass_jax.representation import BATCH_STATS
@@ -61,6 +62,13 @@ SCHEMA: dict[str, Field] = {
     "initialisation": Field("zeros", str, "of q in MASS", (*INITIALISATIONS, "mle")),
     "dropout_rate": Field(0.0, float, "after each hidden nonlinearity (small_mlp)", high=0.99),
     "batch_norm": Field(True, bool, "BatchNorm in small_mlp"),
+    "batch_norm_start": Field(
+        None,
+        str,
+        "of its scales; uniform: U(0, 1), PyTorch's until 2019; None: ones",
+        tuple(start for start in BATCH_NORM_STARTS if start),
+        optional=True,
+    ),
     "weight_decay": Field(0.0, float, "L2, added to the gradient", high=1e3),
     "dtype": Field("float32", str, "of the network's arithmetic", ("float32", "bfloat16")),
     "optimizer.name": Field("adam", str, "update rule", ("adam", "sgd")),

@@ -62,7 +62,8 @@ def good_text(key, field, draw):
 def bad_texts(field):
     """Texts a field must refuse, made from the schema."""
     if field.choices:
-        return ["", "nonsense", field.choices[0] + "x", "None"]
+        texts = ["nonsense", field.choices[0] + "x"]
+        return texts if field.optional else [*texts, "", "None"]
     if field.kind is bool:
         return ["", "maybe", "2", "nan", "None"]
     if field.kind is str:
@@ -128,6 +129,7 @@ def test_unknown_keys_get_a_hint(key, hint):
         {"method": "softmax_ce"},
         {"network": "resnet20", "dropout_rate": "0.5"},
         {"network": "resnet20", "batch_norm": "false"},
+        {"batch_norm": "false", "batch_norm_start": "uniform"},
         {"jacobian.sub_batch": "65"},
         {"jacobian.batch_stats": "paper", "jacobian.chunk_size": "4"},
         {"jacobian.batch_stats": "paper", "jacobian.mode": "forward"},

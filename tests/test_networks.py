@@ -15,7 +15,10 @@ import pytest
 from scipy.signal import correlate2d
 
 from mass_jax import networks
+from mass_jax.config import apply_overrides, resolve
+from mass_jax.experiment import network_builder
 from mass_jax.networks import BatchNorm, Dropout, ResNet20, SmallMLP, TrainContext
+from mass_jax.options import load_config
 
 # XLA spends nearly all the time of these tests in optimising: leave that out.
 QUICK = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
@@ -288,6 +291,30 @@ def test_batch_norm_against_flax(training, shape, tolerance):
     expected, _ = theirs.apply(variables, x, mutable=["batch_stats"])
     ours, _ = BatchNorm().apply(variables, x, context, mutable=["batch_moments"])
     np.testing.assert_allclose(ours, expected, rtol=tolerance.exact, atol=tolerance.exact)
+
+
+@pytest.mark.parametrize("name", ["small_mlp", "resnet20"])
+@pytest.mark.parametrize("start", [None, "uniform"])
+def test_what_the_scales_start_from(name, start):
+    """Oracle: PyTorch's source, by version: U(0, 1) until 1.1, ones since.
+
+    Of U(0, 1), the mean of n scales lies within five standard errors, 5 / sqrt(12 n), of 1/2, and
+    layers differ.
+    """
+    changes = {"network": name, "batch_norm_start": str(start)}
+    config = resolve(apply_overrides(load_config(None), changes))
+    shapes = {"small_mlp": (4,), "resnet20": (8, 8, 1)}
+    variables = networks.init_variables(jax.random.key(0), network_builder(config)(2), shapes[name])
+    leaves = jax.tree.leaves_with_path(variables["params"])
+    scales = [np.asarray(leaf) for path, leaf in leaves if path[-1].key == "scale"]
+    together = np.concatenate(scales)
+    if start is None:
+        assert np.all(together == 1)
+    else:
+        assert together.min() >= 0
+        assert together.max() < 1
+        assert abs(together.mean() - 0.5) < 5 / math.sqrt(12 * together.size)
+        assert not np.array_equal(scales[-1][:16], scales[-2][:16])
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (3, 2, 5, 4), (1, 4)])
