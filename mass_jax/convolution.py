@@ -17,13 +17,12 @@ import jax.numpy as jnp
 
 _LAYOUT = ("NHWC", "HWIO", "NHWC")
 _PADDING = ((1, 1), (1, 1))
-# Examples worked on at once: XLA's CPU backend can be several times faster where a piece still
-# fits its caches (4 to 128 were tried at the shapes of ResNet20, on several machines).
-_PIECE = 64
-_MOST_PIECES = 8  # more would only take longer to compile
-# Of the kernel gradient, which copies all patches. Its pieces are a loop, because written out they
-# took most of the compiler's time and memory; two at a time, so that one is copied
-# while the other is multiplied.
+# From so many features on, XLA's CPU backend hands a convolution to a library that divides the
+# work among threads along the width and the features only, and small images are not wide.
+_FEATURES_OF_LIBRARY = 32
+# Examples of one step of the kernel gradient, which copies all patches. The steps are a loop,
+# because written out they took most of the compiler's time and memory; two at a time, so that one
+# is copied while the other is multiplied.
 _KERNEL_GRADIENT_PIECE = 16
 _KERNEL_GRADIENT_PIECES_AT_ONCE = 2
 
@@ -56,18 +55,22 @@ def conv3x3_closed(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
     Once in reverse mode; or rows of a Jacobian (``vmap`` of a pullback), and these once more.
     """
-    parts = [conv3x3(x[rows], kernel, stride) for rows in _pieces(x.shape[0], _PIECE)]
-    return jnp.concatenate(parts)
+    batch, height, width, channels = x.shape
+    if kernel.shape[3] < _FEATURES_OF_LIBRARY:
+        return conv3x3(x, kernel, stride)
+    # All examples side by side in one wide image: empty columns keep neighbours apart, and every
+    # example starts at a multiple of the stride.
+    outputs = -(-width // stride)
+    columns = stride * (outputs + 1)
+    apart = jnp.pad(x.swapaxes(0, 1), ((0, 0), (0, 0), (0, columns - width), (0, 0)))
+    image = conv3x3(apart.reshape(1, height, batch * columns, channels), kernel, stride)
+    apart = image.reshape(-1, batch, outputs + 1, kernel.shape[3])
+    return apart[:, :, :outputs].swapaxes(0, 1)
 
 
 def _spread(count: int, stride: int) -> int:
     """Pixels from the first to the last of ``count`` that lie ``stride`` apart."""
     return (count - 1) * stride + 1
-
-
-def _pieces(count: int, size: int) -> list[slice]:
-    size = max(size, -(-count // _MOST_PIECES))
-    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 def _forward(
@@ -94,25 +97,22 @@ def _input_gradient(
     cotangent: jax.Array, kernel: jax.Array, stride: int, shape: Shape
 ) -> jax.Array:
     """Derivative by the input (of ``shape``), contracted with a cotangent of the output."""
-
     # Cotangents `stride` apart, correlated with the kernel turned by half a turn.
     turned = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
+    if stride == 1:
+        return conv3x3_closed(cotangent, turned, 1)
     padding = [
         (1, extent + 1 - _spread(out, stride))
         for extent, out in zip(shape[1:3], cotangent.shape[1:3], strict=True)
     ]
-
-    def piece(rows: slice) -> jax.Array:
-        return jax.lax.conv_general_dilated(
-            cotangent[rows],
-            turned,
-            window_strides=(1, 1),
-            padding=padding,
-            lhs_dilation=(stride, stride),
-            dimension_numbers=_LAYOUT,
-        )
-
-    return jnp.concatenate([piece(rows) for rows in _pieces(cotangent.shape[0], _PIECE)])
+    return jax.lax.conv_general_dilated(
+        cotangent,
+        turned,
+        window_strides=(1, 1),
+        padding=padding,
+        lhs_dilation=(stride, stride),
+        dimension_numbers=_LAYOUT,
+    )
 
 
 def _backward_of_input_gradient(
@@ -140,24 +140,27 @@ def _kernel_gradient(x: jax.Array, cotangent: jax.Array, stride: int) -> jax.Arr
         for extent, out in zip(x.shape[1:3], cotangent.shape[1:3], strict=True)
     ]
 
-    def add(total: jax.Array, piece: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        inputs, cotangents = piece
+    def of_piece(x: jax.Array, cotangent: jax.Array) -> jax.Array:
         gradient = jax.lax.conv_general_dilated(
-            inputs.transpose(3, 1, 2, 0),
-            cotangents.transpose(1, 2, 0, 3),
+            x.transpose(3, 1, 2, 0),
+            cotangent.transpose(1, 2, 0, 3),
             window_strides=(1, 1),
             padding=padding,
             rhs_dilation=(stride, stride),
             dimension_numbers=_LAYOUT,
         )
-        return total + gradient.transpose(1, 2, 0, 3), None
+        return gradient.transpose(1, 2, 0, 3)
 
-    whole = x.shape[0] - x.shape[0] % _KERNEL_GRADIENT_PIECE
-    in_pieces = lambda a: a[:whole].reshape(-1, _KERNEL_GRADIENT_PIECE, *a.shape[1:])
-    pieces = in_pieces(x), in_pieces(cotangent)
+    def add(index: jax.Array, total: jax.Array) -> jax.Array:
+        # Cut out here, not beforehand: that would copy both arrays once more.
+        cut = partial(jax.lax.dynamic_slice_in_dim, start_index=index * size, slice_size=size)
+        return total + of_piece(cut(x), cut(cotangent))
+
+    size = min(_KERNEL_GRADIENT_PIECE, x.shape[0])
+    pieces, rest = divmod(x.shape[0], size)
     total = jnp.zeros((3, 3, x.shape[3], cotangent.shape[3]), jnp.result_type(x, cotangent))
-    total, _ = jax.lax.scan(add, total, pieces, unroll=_KERNEL_GRADIENT_PIECES_AT_ONCE)
-    return total if whole == x.shape[0] else add(total, (x[whole:], cotangent[whole:]))[0]
+    total = jax.lax.fori_loop(0, pieces, add, total, unroll=_KERNEL_GRADIENT_PIECES_AT_ONCE)
+    return total + of_piece(x[-rest:], cotangent[-rest:]) if rest else total
 
 
 def _backward_of_kernel_gradient(

@@ -13,8 +13,9 @@ from mass_jax import ResNet20, make_method
 from mass_jax.convolution import conv3x3, conv3x3_closed
 from mass_jax.networks import TrainContext
 
-# More examples than a piece of the kernel gradient, odd and even images, both strides.
-CASES = [(1, 6), (2, 6), (2, 5)]
+# Strides and sizes of images, odd and even; and features, of which the library for convolutions
+# takes 32, with all examples in one wide image.
+CASES = [(1, 6, 4), (2, 6, 4), (2, 5, 4), (1, 5, 32), (2, 6, 32), (2, 5, 33)]
 
 
 def normal(*shape, seed=0):
@@ -35,12 +36,12 @@ def jacobian_loss(convolve, x, first, second, stride):
 
 
 @pytest.mark.parametrize("convolve", [conv3x3, conv3x3_closed])
-@pytest.mark.parametrize(("stride", "size"), CASES)
-def test_value(convolve, stride, size, tolerance):
+@pytest.mark.parametrize(("stride", "size", "features"), CASES)
+def test_value(convolve, stride, size, features, tolerance):
     """Oracle: scipy's correlation, channel by channel, then every stride-th pixel."""
-    x, kernel = normal(2, size, size, 3), normal(3, 3, 3, 4, seed=1)
-    expected = np.zeros((2, size, size, 4))
-    for b, f, c in np.ndindex(2, 4, 3):
+    x, kernel = normal(2, size, size, 3), normal(3, 3, 3, features, seed=1)
+    expected = np.zeros((2, size, size, features))
+    for b, f, c in np.ndindex(2, features, 3):
         expected[b, :, :, f] += correlate(
             np.asarray(x[b, :, :, c]), np.asarray(kernel[:, :, c, f]), mode="same"
         )
@@ -52,10 +53,12 @@ def test_value(convolve, stride, size, tolerance):
     )
 
 
-@pytest.mark.parametrize(("stride", "size"), CASES)
-def test_gradient_through_a_jacobian(stride, size, tolerance):
+@pytest.mark.parametrize(("stride", "size", "features"), CASES)
+def test_gradient_through_a_jacobian(stride, size, features, tolerance):
     """Oracle: JAX's own rules for the plain convolution, differentiated the same way."""
-    arguments = normal(18, size, size, 2), normal(3, 3, 2, 3, seed=1), normal(3, 3, 3, 2, seed=2)
+    # 18 examples: more than a piece of the kernel gradient.
+    first, second = normal(3, 3, 2, features, seed=1), normal(3, 3, features, 2, seed=2)
+    arguments = normal(18, size, size, 2), first, second
     theirs, ours = (
         jax.jit(jax.grad(lambda *a: jacobian_loss(convolve, *a, stride), argnums=(0, 1, 2)))  # noqa: B023
         for convolve in (conv3x3, conv3x3_closed)
@@ -66,10 +69,10 @@ def test_gradient_through_a_jacobian(stride, size, tolerance):
 
 
 @pytest.mark.parametrize("tolerance", ["float64"], indirect=True)
-@pytest.mark.parametrize(("stride", "size"), CASES)
-def test_first_derivatives(stride, size, tolerance):
+@pytest.mark.parametrize(("stride", "size", "features"), CASES)
+def test_first_derivatives(stride, size, features, tolerance):
     """Oracle: finite differences."""
-    x, kernel = normal(2, size, size, 2), normal(3, 3, 2, 2, seed=1)
+    x, kernel = normal(2, size, size, 2), normal(3, 3, 2, features, seed=1)
     check_grads(
         lambda *a: jnp.sin(conv3x3_closed(*a, stride)),
         (x, kernel),
