@@ -49,7 +49,8 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
 # A dense first layer allows the exact full batch in Gram form.
 _FULL_BATCH = {"small_mlp": "gram", "resnet20": "exact"}
 _STEPS = {"small_mlp": 8, "resnet20": 1}  # per call: one for ResNet20, whose steps are long
-_REPEATS = {"small_mlp": (9, 25), "resnet20": (3, 7)}  # quick, thorough
+_REPEATS = {"small_mlp": (9, 25), "resnet20": (3, 7)}  # at least and at most
+_QUICK_SECONDS = 45.0  # of repeats; --quick takes no more than the least from then on
 _LONG = ("mass_lazy", "mass_exact_full_batch")  # of ResNet20: minutes each, not for --quick
 _PEAK_REPEATS = 5  # products of which the fastest counts
 _SMALL = {"train_size": "1000", "data.validation_size": "100"}  # fits `_random_dataset`
@@ -141,10 +142,13 @@ def measure(network: str, quick: bool, peer: bool) -> tuple[dict[str, dict[str, 
             subject.call()  # untimed: takes from the system the memory that is kept from now on
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     peaks: dict[str, list[float]] = {name: [] for name in subjects}
-    repeats = _REPEATS[network][0 if quick else 1]
-    for repeat in range(repeats):
+    least, most = _REPEATS[network]
+    start = time.perf_counter()
+    for repeat in range(most):
+        if quick and repeat >= least and time.perf_counter() - start > _QUICK_SECONDS:
+            break
         for name, subject in subjects.items():
-            if name == seldom and repeat < repeats - 2:
+            if name == seldom and repeat < most - 2:
                 continue
             peaks[name].append(matmul_gflops(_PEAK_REPEATS))
             began = time.perf_counter()

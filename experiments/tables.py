@@ -145,7 +145,7 @@ def _our_values(
 
 
 def what_was_run(runs: Sequence[dict[str, Any]] | None = None) -> str:
-    """Every row that was run, with the numbers that matter most, as Markdown."""
+    """What was run, with the numbers that matter most, as Markdown: of each cell the longest."""
     runs = records() if runs is None else runs
     lines = [
         ABBREVIATIONS,
@@ -159,10 +159,11 @@ def what_was_run(runs: Sequence[dict[str, Any]] | None = None) -> str:
             continue
         network, size = NETWORKS[paper["network"]], paper["train_size"]
         mine = [run for run in runs if run["network"] == network and run["dataset"] == "cifar10"]
+        was_run = {row_of_run(run) for run in mine if run["train_size"] == size}
         for printed in paper["rows"]:
             usual = _row_of_paper(printed, network)
             detector = _OWN_DETECTOR[usual.method]
-            for row in _variants(usual, mine, {size}):
+            for row in _longest(row for row in _variants(usual, mine, {size}) if row in was_run):
                 seen = []
                 for metric in ("accuracy", "nll", "brier", "auroc"):
                     by = detector if metric == "auroc" else None
@@ -170,11 +171,16 @@ def what_was_run(runs: Sequence[dict[str, Any]] | None = None) -> str:
                     theirs = _paper_value(source, metric, size) if row == usual else None
                     ours = _our_values(mine, row, size, metric, by)
                     seen.append(Comparison(theirs, ours, _DIGITS[metric]))
-                if seen[0].ours:
-                    texts = [text for c in seen for text in (c.paper_text(), c.ours_text())]
-                    cells = [paper["network"], f"{size:,}", row.label(network), *texts]
-                    lines.append("| " + " | ".join(cells) + " |")
+                texts = [text for c in seen for text in (c.paper_text(), c.ours_text())]
+                cells = [paper["network"], f"{size:,}", row.label(network), *texts]
+                lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _longest(rows: Iterable[Row]) -> Iterable[Row]:
+    """Of rows that differ in length and Jacobian only, the longest of each; the paper's first."""
+    ordered = sorted(rows, key=lambda row: (row.batch_stats == "frozen", row.steps))
+    return {row.batch_stats: row for row in ordered}.values()
 
 
 def _ood_row(paper: dict[str, Any], usual: Row, detector: str) -> dict[str, Any]:

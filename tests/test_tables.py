@@ -50,6 +50,19 @@ def test_the_readmes_show_the_records(path):
     assert tables.renewed(path) == path.read_text()
 
 
+def test_the_first_table_shows_the_longest_run_of_each_jacobian():
+    """Oracle: what was put in."""
+    runs = [run(0.1, steps=2000), run(0.2), run(0.3, seed=1)]
+    runs += [run(0.4, steps=steps, batch_stats="frozen") for steps in (60_000, 2500)]
+    rows = [line.split(" | ") for line in tables.what_was_run(runs).splitlines()[4:]]
+    assert [row[2] for row in rows] == [
+        "MASS, beta=0.001",
+        "MASS, beta=0.001, frozen Jacobian, 60,000 steps",
+    ]
+    assert rows[0][4].startswith("25.0 ± 5.0 (n=2")
+    assert rows[1][4] == "40.0 (n=1)"
+
+
 @pytest.mark.parametrize("path", sorted(cells.RESULTS.rglob("*.json")), ids=lambda p: p.stem)
 def test_no_record_tells_where_files_lay(path):
     assert not re.search(r'["=]/', path.read_text())
