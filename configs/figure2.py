@@ -1,4 +1,5 @@
-"""The training behind Figure 2: SmallMLP without BatchNorm, all training data, SGD.
+"""The training behind Figure 2: SmallMLP without BatchNorm, SGD, all training data
+but the 5,000 examples held out for validation.
 
     python -m mass_jax.main --config=configs/figure2.py --config.seed=0
     python -m mass_jax.main --config=configs/figure2.py --config.method=softmax_ce --config.beta=0

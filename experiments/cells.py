@@ -134,15 +134,31 @@ _TELLING = {
 
 
 def records_by_name(directory: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """All recorded runs by the name of their cell, in a stable order."""
+    """All recorded runs by the name of their cell, in a stable order.
+
+    A run with any other setting changed is none of a cell: see `experiments.variants`.
+    """
     found = {path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
-    runs = {
-        name: record
-        for name, record in found.items()
-        if isinstance(record, dict) and "config_hash" in record
-    }
+    runs = {name: record for name, record in found.items() if _is_of_a_cell(record)}
     order = ("network", "method", "beta", "train_size", "seed")
     return dict(sorted(runs.items(), key=lambda item: [item[1][field] for field in order]))
+
+
+def _is_of_a_cell(record: Any) -> bool:
+    if not isinstance(record, dict) or "config_hash" not in record:
+        return False
+    cell = Cell(
+        record["network"],
+        record["method"],
+        record["beta"],
+        record["dropout_rate"] > 0,
+        record["weight_decay"] > 0,
+        record["train_size"],
+        record["seed"],
+        record["batch_stats"] or "paper",
+        record["steps"],
+    )
+    return config_hash(cell.config()) == record["config_hash"]
 
 
 def records(directory: Path = RESULTS) -> list[dict[str, Any]]:

@@ -12,8 +12,9 @@ PAPER_STEPS = {"small_mlp": 100_000, "resnet20": 70_000}
 ABBREVIATIONS = f"D: dropout {DROPOUT_RATE}; WD: weight decay {WEIGHT_DECAY}."
 LEGEND = (
     f"Mean ± standard deviation over seeds: {PAPER_SEEDS} in the paper, n in ours. The difference "
-    "is ours minus the paper's in standard errors (SE) of both means combined; one seed borrows "
-    f"the paper's deviation. {ABBREVIATIONS}"
+    "is ours minus the paper's in standard errors (SE) of both means combined, deviation over root "
+    "of seeds each; one seed borrows the paper's deviation, and a deviation printed as zero counts "
+    f"as half its last digit. {ABBREVIATIONS}"
 )
 
 
@@ -38,10 +39,11 @@ class Comparison(NamedTuple):
         """
         if self.paper is None or not self.ours:
             return None
-        mean, deviation = self.paper
+        mean, printed = self.paper
+        deviation = max(printed, 0.5 * 10**-self.digits)  # zero is rounded: half its last digit
         own = float(np.std(self.ours)) if len(self.ours) > 1 else deviation
         error = math.sqrt(deviation**2 / PAPER_SEEDS + own**2 / len(self.ours))
-        return (float(np.mean(self.ours)) - mean) / error if error > 0 else None
+        return (float(np.mean(self.ours)) - mean) / error
 
     def paper_text(self) -> str:
         """``mean ± deviation`` of the paper."""

@@ -10,6 +10,7 @@ Runs resume; each finished one becomes a file in ``experiments/results/``; with
 import argparse
 import json
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from ml_collections import ConfigDict
 from experiments.cells import RESULTS
 from experiments.provenance import recorded
 from mass_jax import checkpoint, gaussian_mixture
-from mass_jax.command_line import Parser
+from mass_jax.command_line import Parser, positive
 from mass_jax.config import ConfigError, apply_overrides, as_command, config_hash, resolve
 from mass_jax.data import DataError, Dataset, load_dataset
 from mass_jax.evaluation import Evaluate, make_log_jacobian, make_representer
@@ -57,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = Parser(prog="python -m experiments.figure2", description=__doc__)
     parser.add_argument("--seeds", default="0,1,2,3,4", help="the paper has 5")
-    parser.add_argument("--steps", type=int, help="fewer than the paper's 50,000")
-    parser.add_argument("--every", type=int, default=500, help="steps between estimates")
+    parser.add_argument("--steps", type=positive, help="fewer than the paper's 50,000")
+    parser.add_argument("--every", type=positive, default=500, help="steps between estimates")
     parser.add_argument("--data_dir", help="as --config.data.dir")
     parser.add_argument("--workdir", type=Path, default=Path("runs/figure2"))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -76,10 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             for seed in options.seeds.split(","):
                 for method in METHODS:
                     _run(method, seed, options)
-        runs = records(options.results)
+        runs = records(options.results, options.steps)
         if not runs:
             raise FileNotFoundError(
-                f"no figure2-*.json in {options.results}; run without --plot_only"
+                f"no figure2-METHOD-seedN{_suffix(options.steps)}.json in {options.results}; "
+                "run without --plot_only"
             )
         options.out.parent.mkdir(parents=True, exist_ok=True)
         draw(runs).savefig(options.out, dpi=150)
@@ -104,7 +106,7 @@ def _run(method: str, seed: str, options: argparse.Namespace) -> None:
     changes |= {"steps": str(options.steps)} if options.steps else {}
     changes |= {"data.dir": options.data_dir} if options.data_dir else {}
     config = resolve(apply_overrides(load_config(str(CONFIG_DIR / "figure2.py")), changes))
-    name = f"figure2-{method}-seed{seed}" + (f"-steps{options.steps}" if options.steps else "")
+    name = f"figure2-{method}-seed{seed}{_suffix(options.steps)}"
     record = options.results / f"{name}.json"
     if record.exists() and json.loads(record.read_text()).get("hash") == config_hash(config):
         print(f"{name}: done before")
@@ -167,10 +169,20 @@ def _posterior(params: ModelParams, outputs: np.ndarray) -> np.ndarray:
     return np.asarray(gaussian_mixture.log_prob(params.q, jnp.asarray(outputs)))
 
 
-def records(directory: Path) -> list[dict[str, Any]]:
-    """The recorded runs of this figure."""
-    found = [json.loads(p.read_text()) for p in sorted(directory.glob("figure2-*.json"))]
-    return [record for record in found if record.get("figure") == 2]
+def records(directory: Path, steps: int | None = None) -> list[dict[str, Any]]:
+    """The recorded runs of this figure.
+
+    Args:
+      directory: where records are.
+      steps: of the wanted ones; ``None`` is the paper's number.
+    """
+    wanted = re.compile(rf"figure2-\w+-seed\d+{_suffix(steps)}")
+    files = [path for path in sorted(directory.glob("*.json")) if wanted.fullmatch(path.stem)]
+    return [json.loads(path.read_text()) for path in files]
+
+
+def _suffix(steps: int | None) -> str:
+    return "" if steps is None else f"-steps{steps}"
 
 
 def draw(runs: Sequence[dict[str, Any]]) -> Figure:

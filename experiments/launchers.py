@@ -54,27 +54,55 @@ class Outcome(NamedTuple):
     signum: int
 
 
+class Pace:
+    """How long cells take beside what was expected of them, learnt from those that ended.
+
+    Example:
+      >>> pace = Pace()
+      >>> pace.add(expected=10.0, taken=15.0)
+      >>> pace.corrected(20.0)
+      30.0
+    """
+
+    def __init__(self) -> None:
+        self._expected = self._taken = 0.0
+
+    def add(self, expected: float, taken: float) -> None:
+        """Counts a cell, in minutes."""
+        self._expected += expected
+        self._taken += taken
+
+    def corrected(self, minutes: float) -> float:
+        """An expectation, by what the others took."""
+        return minutes * self._taken / self._expected if self._expected else minutes
+
+
 def run_here(cells: list[Cell], minutes: dict[Cell, float], options: argparse.Namespace) -> Outcome:
     """Runs cell after cell on this machine."""
     with StopSignal() as stop, stop.deferred():
         deadline = _deadline(options)
         is_stop_asked = lambda: bool(stop.signum) or time.monotonic() >= deadline
         failed = []
+        pace = Pace()
         for index, cell in enumerate(cells):
             if is_stop_asked():
                 break
             remaining = sum(minutes[later] for later in cells[index:])
             print(
-                f"[{index + 1}/{len(cells)}] {cell.name}: about {duration(minutes[cell])}, "
-                f"all in about {duration(remaining)}",
+                f"[{index + 1}/{len(cells)}] {cell.name}: about "
+                f"{duration(pace.corrected(minutes[cell]))}, "
+                f"all in about {duration(pace.corrected(remaining))}",
                 flush=True,
             )
             failure_file(cell, options.workdir).unlink(missing_ok=True)
+            is_new, began = not (options.workdir / cell.name).exists(), time.monotonic()
             code = cell_process.run(_command(cell, options), _log(cell, options), is_stop_asked)
             if code in _STOPPED and is_stop_asked():
                 break
             if not running.settle(cell, code, options.workdir, options.results):
                 failed.append(cell)
+            elif is_new:  # one that resumed tells nothing of what a whole one takes
+                pace.add(minutes[cell], (time.monotonic() - began) / 60)
         else:
             return Outcome(failed, stop.signum)
         if not stop.signum:

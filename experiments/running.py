@@ -39,8 +39,13 @@ def settle(cell: Cell, code: int, workdir: Path, results: Path) -> bool:
         lines = log.read_text().strip().splitlines() or ["no output"]
         settle_failure(cell, f"({code}): {lines[-1]}; see {log}", workdir)
         return False
+    try:
+        record = collect(workdir / cell.name, results / f"{cell.name}.json")
+    except (OSError, ValueError, KeyError) as error:
+        reason = f"after training: {error!r}; the same command tries again"
+        settle_failure(cell, reason, workdir)
+        return False
     failure_file(cell, workdir).unlink(missing_ok=True)
-    record = collect(workdir / cell.name, results / f"{cell.name}.json")
     print(
         f"    accuracy {100 * record['accuracy']:.1f} %, NLL {record['nll']:.3f}, "
         f"{duration(record['train_seconds'] / 60)}",

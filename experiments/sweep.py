@@ -18,14 +18,19 @@ from experiments.cost import minutes_by_cell
 from experiments.launchers import LAUNCHERS, LauncherError
 from experiments.running import duration
 from experiments.sweep_report import report_if_possible
-from experiments.sweep_state import remember
-from mass_jax.command_line import Parser, comma_separated, positive
+from experiments.sweep_state import SweepStateError, remember
+from mass_jax.command_line import Parser, comma_separated, not_negative, positive
 from mass_jax.data import DataError, load_dataset
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if unknown := _unknown_values(options):
+        parser.error(unknown)
+    if options.results.exists() and not options.results.is_dir():
+        parser.error(f"--results={options.results}: is not a directory")
     cells = _chosen(options)
     if not cells:
         print("error: no cell of the paper's tables fits these options", file=sys.stderr)
@@ -43,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif waiting and (missing := _what_is_wrong_with_data(waiting[0], options.data_dir)):
         print(f"error: {missing}", file=sys.stderr)
         return 2
-    remember(cells, options.workdir)
     try:
+        remember(cells, options.workdir)
         launch = LAUNCHERS[options.launcher]
         failed, signum = launch(waiting, minutes, options) if waiting else ([], 0)
-    except LauncherError as error:
+    except (LauncherError, SweepStateError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     report_if_possible(options.workdir, options.results)
@@ -80,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         help="only the rows with dropout or weight decay, or only those without",
     )
     parser.add_argument("--steps", type=positive, help="fewer than the paper's, recorded as such")
-    parser.add_argument("--max_minutes", type=float, help="stop then; run again to go on")
+    parser.add_argument("--max_minutes", type=not_negative, help="stop then; run again to go on")
     parser.add_argument("--data_dir", help="as --config.data.dir")
     parser.add_argument("--workdir", type=Path, default=Path("runs/sweep"))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -105,14 +110,25 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+# What is asked for by value: the option, and the field of a cell it means.
+_BY_VALUE = {"methods": "method", "betas": "beta", "train_sizes": "train_size", "seeds": "seed"}
+
+
+def _unknown_values(options: argparse.Namespace) -> str:
+    """What no cell of the paper's tables has, and what they have instead."""
+    cells = paper_cells(options.network)
+    for option, field in _BY_VALUE.items():
+        known = sorted({getattr(cell, field) for cell in cells})
+        for value in getattr(options, option) or ():
+            if value not in known:
+                listed = ", ".join(map(str, known))
+                return f"--{option}={value}: {options.network} has {listed} in the paper's tables"
+    return ""
+
+
 def _chosen(options: argparse.Namespace) -> list[Cell]:
-    """The cells asked for. A seed or size beyond the paper's is no mistake of the user's."""
-    wanted = {
-        "method": options.methods,
-        "beta": options.betas,
-        "train_size": options.train_sizes,
-        "seed": options.seeds,
-    }
+    """The cells asked for."""
+    wanted = {field: getattr(options, option) for option, field in _BY_VALUE.items()}
     return [
         cell
         for cell in paper_cells(options.network, options.steps, options.batch_stats)

@@ -21,7 +21,14 @@ from experiments.cells import METHODS, NETWORKS, RESULTS, TRAIN_SIZES, Cell, rec
 from experiments.comparison import PAPER_STEPS, Row, Table
 from experiments.running import duration
 from experiments.sweep_page import SortableCell
-from experiments.sweep_state import STATES, failure_file, log_file, remembered, state
+from experiments.sweep_state import (
+    STATES,
+    SweepStateError,
+    failure_file,
+    log_file,
+    remembered,
+    state,
+)
 from experiments.tables import HEADINGS, all_tables, row_of_run
 from mass_jax.command_line import Parser
 from mass_jax.report_page import Html, element, joined, page, table
@@ -284,7 +291,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         print(write_report(options.workdir, options.results, options.out))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (SweepStateError, OSError, ValueError, KeyError, TypeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

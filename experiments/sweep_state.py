@@ -15,6 +15,10 @@ CELLS_FILE = "cells.json"
 STATES = ("done", "failed", "started", "waiting")
 
 
+class SweepStateError(Exception):
+    """What the directory says of its cells cannot be read or written; says why in one line."""
+
+
 def log_file(cell: Cell, workdir: Path) -> Path:
     """What its training printed, the last time."""
     return workdir / f"{cell.name}.log"
@@ -26,19 +30,37 @@ def failure_file(cell: Cell, workdir: Path) -> Path:
 
 
 def remember(cells: Iterable[Cell], workdir: Path) -> None:
-    """Adds cells to those the sweeps of this directory were asked for."""
+    """Adds cells to those the sweeps of this directory were asked for.
+
+    Raises:
+      SweepStateError: if it cannot.
+    """
     known = remembered(workdir)
     added = [cell for cell in cells if cell not in known]
     if added:  # the tasks of a Slurm array have nothing to add, and do not get in each other's way
-        workdir.mkdir(parents=True, exist_ok=True)
         listed = [cell._asdict() for cell in (*known, *added)]
-        write_atomically(workdir / CELLS_FILE, json.dumps(listed, indent=1) + "\n")
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            write_atomically(workdir / CELLS_FILE, json.dumps(listed, indent=1) + "\n")
+        except OSError as error:
+            raise SweepStateError(f"{workdir}: {error.strerror}") from None
 
 
 def remembered(workdir: Path) -> list[Cell]:
-    """The cells all sweeps of this directory were asked for, in the order of asking."""
+    """The cells all sweeps of this directory were asked for, in the order of asking.
+
+    Raises:
+      SweepStateError: if the file that lists them is damaged.
+    """
     path = workdir / CELLS_FILE
-    return [Cell(**fields) for fields in json.loads(path.read_text())] if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        return [Cell(**fields) for fields in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError):
+        raise SweepStateError(
+            f"{path}: damaged; remove it: it only lists what was asked for, results stay"
+        ) from None
 
 
 def state(cell: Cell, workdir: Path, results: Path) -> str:

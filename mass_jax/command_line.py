@@ -1,6 +1,7 @@
 """What the commands share: a parser whose complaints are one line, and kinds of values."""
 
 import argparse
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -30,6 +31,17 @@ def positive(text: str) -> int:
         number = 0
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} must be a positive integer")
+    return number
+
+
+def not_negative(text: str) -> float:
+    """A finite number of at least zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number of at least zero")
     return number
 
 

@@ -42,10 +42,10 @@ BAD = [
     ("experiments.faults.__main__", ["--json=none/f.json"], "no such directory"),
     ("experiments.figure1", ["--out_dir=taken"], "--out_dir=taken"),
     ("experiments.figure2", ["--seeds=a"], "config.seed"),
-    ("experiments.figure2", ["--steps=-1"], "config.steps"),
     ("experiments.figure2", ["--data_dir=absent"], "absent: with a network"),
     ("experiments.figure2", ["--plot_only", "--results=none"], "without --plot_only"),
-    ("experiments.sweep", ["--network=small_mlp", "--seeds=99"], "no cell"),
+    ("experiments.sweep", ["--network=small_mlp", "--methods=mass", "--betas=0.1"], "no cell"),
+    ("experiments.sweep", ["--network=resnet20", "--cell=x"], "no cell"),
     ("mass_jax.data.prepare", ["cifar10", "--from=none.npz"], "no such file"),
     ("mass_jax.main", ["--config=none"], "mass_digits"),
     ("mass_jax.main", ["--steps=5"], "did you mean --config.steps?"),
@@ -59,7 +59,14 @@ BAD = [
 BAD_ARGUMENTS = [
     ("experiments.benchmark", ["--json=none/b.json"], "no such directory"),
     ("experiments.peer_training", ["lenet", "--json=p.json"], "'lenet': no such cell"),
+    ("experiments.figure2", ["--every=0"], "must be a positive integer"),
+    ("experiments.figure2", ["--steps=-1"], "must be a positive integer"),
     ("experiments.sweep", ["--network=lenet"], "invalid choice: 'lenet'"),
+    ("experiments.sweep", ["--network=resnet20", "--methods=mass,x"], "x: resnet20 has mass, so"),
+    ("experiments.sweep", ["--network=resnet20", "--seeds=0,99"], "99: resnet20 has 0, 1, 2, 3"),
+    ("experiments.sweep", ["--network=resnet20", "--max_minutes=nan"], "of at least zero"),
+    ("experiments.sweep", ["--network=resnet20", "--max_minutes=-1"], "of at least zero"),
+    ("experiments.sweep", ["--network=resnet20", "--results=taken"], "is not a directory"),
     ("experiments.sweep", ["--network=small_mlp", "--betas=x"], "'x' must be like 0,1e-3"),
     ("experiments.sweep", ["--network=small_mlp", "--steps=-3"], "must be a positive integer"),
     ("experiments.tables", ["--format=pdf"], "invalid choice: 'pdf'"),
@@ -70,6 +77,7 @@ BAD_ARGUMENTS = [
 @pytest.mark.parametrize(("module", "arguments", "words"), BAD_ARGUMENTS)
 def test_bad_arguments_are_one_line(module, arguments, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("a file where a directory should be")
     with pytest.raises(SystemExit) as stopped:
         import_module(module).main(arguments)
     assert stopped.value.code == 2

@@ -56,3 +56,11 @@ def test_plot_only_needs_records(tmp_path, capsys):
     (tmp_path / "figure2-mass-seed0.json").write_text(json.dumps(record))
     assert figure2.main(arguments) == 0
     assert (tmp_path / "figure.png").stat().st_size > 1000
+
+
+def test_records_of_other_lengths_stay_apart(tmp_path):
+    """Oracle: what was put in."""
+    for name in ("figure2-mass-seed0", "figure2-mass-seed1-steps20", "figure2-mass-seed10-steps2"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"name": name}))
+    assert figure2.records(tmp_path) == [{"name": "figure2-mass-seed0"}]
+    assert figure2.records(tmp_path, 2) == [{"name": "figure2-mass-seed10-steps2"}]

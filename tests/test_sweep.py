@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from experiments import cells, cost, running, sweep
+from experiments import cells, cost, running, sweep, sweep_report
 from mass_jax.config import config_hash
 
 SHORT = ["--network=small_mlp", "--train_sizes=2500", "--seeds=0", "--regularised=no"]
@@ -111,8 +111,51 @@ def test_time_limit_ends_the_sweep(stand_in, tmp_path, capsys):
 
 
 def test_nothing_to_run_is_an_error(tmp_path, capsys):
-    assert sweep.main([*arguments(tmp_path), "--betas=7"]) == 2
+    beta_of_vib = ["--methods=mass", "--betas=0.1"]
+    assert sweep.main([*arguments(tmp_path), *beta_of_vib]) == 2
     assert "no cell" in capsys.readouterr().err
+
+
+def test_what_cannot_be_recorded_fails_alone(stand_in, tmp_path, capsys, monkeypatch):
+    """Oracle: one cell without its metrics has a reason in its file; the others have records."""
+    of_cell = running.collect
+
+    def collect(workdir, file):
+        if "beta0-" in workdir.name:
+            (workdir / "metrics.jsonl").unlink()
+        return of_cell(workdir, file)
+
+    monkeypatch.setattr(running, "collect", collect)
+    assert sweep.main([*arguments(tmp_path), "--methods=softmax_ce,mass"]) == 1
+    assert "after training: FileNotFoundError" in capsys.readouterr().err
+    (failed,) = (tmp_path / "work").glob("*.failed")
+    assert failed.stem == "small_mlp-mass-beta0-n2500-seed0"
+    assert len(list((tmp_path / "results").iterdir())) == 4
+
+
+@pytest.mark.parametrize("content", ["half a fi", '[{"colour": "red"}]'])
+def test_a_damaged_list_of_cells_is_one_line(content, stand_in, tmp_path, capsys):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "cells.json").write_text(content)
+    assert sweep.main(arguments(tmp_path)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "cells.json: damaged; remove it" in line
+    assert sweep_report.main([f"--workdir={tmp_path / 'work'}"]) == 2
+
+
+def test_a_workdir_that_is_a_file_is_one_line(stand_in, tmp_path, capsys):
+    (tmp_path / "work").write_text("")
+    assert sweep.main(arguments(tmp_path)) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path / 'work'}: ")
+
+
+def test_expected_minutes_follow_what_cells_took(stand_in, tmp_path, capsys, monkeypatch):
+    """Oracle: stand-ins take moments where minutes were expected: nothing remains after one."""
+    monkeypatch.setattr(sweep, "minutes_by_cell", lambda chosen: dict.fromkeys(chosen, 10.0))
+    assert sweep.main([*arguments(tmp_path), "--methods=softmax_ce,mass"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
+    assert said[0].endswith("about 10 minutes, all in about 50 minutes")
+    assert said[1].endswith("about 0 minutes, all in about 0 minutes")
 
 
 def test_missing_data_are_said_once(tmp_path, capsys, monkeypatch):

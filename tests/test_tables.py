@@ -50,17 +50,22 @@ def test_the_readmes_show_the_records(path):
     assert tables.renewed(path) == path.read_text()
 
 
-def test_the_first_table_shows_the_longest_run_of_each_jacobian():
+def test_the_first_table_shows_the_longest_runs():
     """Oracle: what was put in."""
-    runs = [run(0.1, steps=2000), run(0.2), run(0.3, seed=1)]
-    runs += [run(0.4, steps=steps, batch_stats="frozen") for steps in (60_000, 2500)]
+    runs = [run(0.1, steps=2000), run(0.2), run(0.3, seed=1), run(0.4, batch_stats="frozen")]
+    runs += [run(0.5, steps=2000, beta=0.0), run(0.6, steps=1000, beta=0.0)]
     rows = [line.split(" | ") for line in tables.what_was_run(runs).splitlines()[4:]]
-    assert [row[2] for row in rows] == [
-        "MASS, beta=0.001",
-        "MASS, beta=0.001, frozen Jacobian, 60,000 steps",
-    ]
+    assert [row[2] for row in rows] == ["MASS, beta=0.001", "MASS, beta=0, 2,000 steps"]
     assert rows[0][4].startswith("25.0 ± 5.0 (n=2")
-    assert rows[1][4] == "40.0 (n=1)"
+    assert rows[1][4] == "50.0 (n=1)"
+
+
+def test_a_run_with_another_setting_is_in_no_row(tmp_path):
+    """Oracle: a record of a cell, and the same with the hash of a variant."""
+    record = json.loads((cells.RESULTS / f"{CELL.name}.json").read_text())
+    (tmp_path / "cell.json").write_text(json.dumps(record))
+    (tmp_path / "variant.json").write_text(json.dumps(record | {"config_hash": "0" * 12}))
+    assert list(cells.records_by_name(tmp_path)) == ["cell"]
 
 
 @pytest.mark.parametrize("path", sorted(cells.RESULTS.rglob("*.json")), ids=lambda p: p.stem)
@@ -113,6 +118,13 @@ def test_one_seed_borrows_the_papers_deviation():
     seen = comparison.Comparison((32.7, 0.8), (33.5,), 1)
     assert seen.difference == pytest.approx(0.894, abs=5e-4)
     assert seen.ours_text() == "33.5 (n=1, +0.9 SE)"
+
+
+def test_a_deviation_printed_as_zero_is_half_its_last_digit():
+    """Oracle: by hand: 0.02 of a standard error sqrt(0.005^2 / 4 + 0.005^2)."""
+    seen = comparison.Comparison((0.62, 0.0), (0.6,), 2)
+    assert seen.difference == pytest.approx(-3.578, abs=5e-4)
+    assert seen.is_far
 
 
 def test_detectors_do_not_mix():
