@@ -1,7 +1,9 @@
 """The sweep: the right cells, each run once, whatever stops it."""
 
+import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -204,17 +206,21 @@ def test_costs_follow_the_benchmark_and_the_machine(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_and_restarted_sweep_goes_on_from_its_checkpoint(tmp_path):
-    """Oracle: the digits run of the same command, unbroken: equal results, metric rows once.
+def test_a_sweep_killed_at_random_loses_and_repeats_nothing(tmp_path):
+    """Oracle: the digits runs of the same command, unbroken: equal results, metric rows once.
 
-    A real sweep process with real training is ended by SIGTERM in the middle, twice.
+    A real sweep process with two real trainings ends six times, by SIGTERM or SIGKILL, wherever it
+    is: while it imports, compiles, trains, saves, evaluates, or between its cells.
     """
     script = (
         "import sys\n"
         "from experiments import cells, sweep\n"
-        "cell = cells.Cell('small_mlp', 'softmax_ce', 0.0, False, False, 900, 0, steps=3000)\n"
+        "chosen = [\n"
+        "    cells.Cell('small_mlp', 'softmax_ce', 0.0, False, False, 900, seed, steps=2000)\n"
+        "    for seed in (0, 1)\n"
+        "]\n"
         "cells.Cell.config_file = 'configs/softmax_ce_digits.py'\n"
-        "sweep.paper_cells = lambda *arguments: [cell]\n"
+        "sweep.paper_cells = lambda *arguments: chosen\n"
         "sweep.minutes_by_cell = lambda chosen: dict.fromkeys(chosen, 1.0)\n"
         "sys.exit(sweep.main(sys.argv[1:]))\n"
     )
@@ -232,26 +238,37 @@ def test_killed_and_restarted_sweep_goes_on_from_its_checkpoint(tmp_path):
     def output(name):
         return (tmp_path / f"{name}.log").read_text()
 
-    cell_name = "small_mlp-softmax_ce-n900-seed0-steps3000"
-    rows = tmp_path / "broken" / cell_name / "metrics.jsonl"
-    for at_row in (5, 20):
+    def times_of_records():
+        return {p.name: p.stat().st_mtime_ns for p in (tmp_path / "broken" / "results").glob("*")}
+
+    began = time.monotonic()
+    process = start("whole")
+    assert process.wait(300) == 0, output("whole")
+    duration = time.monotonic() - began
+
+    chance, recorded = random.Random(0), {}
+    for _ in range(6):
         process = start("broken")
-        while process.poll() is None:
-            if rows.exists() and rows.read_text().count("\n") >= at_row:
-                process.send_signal(signal.SIGTERM)
-                break
-            time.sleep(0.05)
-        assert process.wait(60) == 143, output("broken")
-    for name in ("broken", "whole"):
-        process = start(name)
-        assert process.wait(120) == 0, output(name)
-    records = [
-        json.loads((tmp_path / name / "results" / f"{cell_name}.json").read_text())
-        for name in ("broken", "whole")
-    ]
-    for key in ("accuracy", "nll", "ood", "config_hash", "data_sha256", "validation"):
-        assert records[0][key] == records[1][key]
-    assert records[0]["validation"][-1]["step"] == 3000
-    steps = [json.loads(line)["step"] for line in rows.read_text().splitlines()]
-    assert steps == sorted(set(steps))
-    assert steps[-1] == 3000
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(chance.uniform(0, duration))
+        process.send_signal(chance.choice((signal.SIGTERM, signal.SIGKILL)))
+        assert process.wait(60) in (0, 143, -signal.SIGTERM, -signal.SIGKILL), output("broken")
+        assert recorded.items() <= times_of_records().items()
+        recorded = times_of_records()
+    process = start("broken")
+    assert process.wait(300) == 0, output("broken")
+    assert recorded.items() <= times_of_records().items()
+
+    for seed in (0, 1):
+        name = f"small_mlp-softmax_ce-n900-seed{seed}-steps2000"
+        broken, whole = (
+            json.loads((tmp_path / run / "results" / f"{name}.json").read_text())
+            for run in ("broken", "whole")
+        )
+        for key in ("accuracy", "nll", "ood", "config_hash", "data_sha256", "validation"):
+            assert broken[key] == whole[key]
+        assert broken["validation"][-1]["step"] == 2000
+        rows = (tmp_path / "broken" / name / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line)["step"] for line in rows]
+        assert steps == sorted(set(steps))
+        assert steps[-1] == 2000
