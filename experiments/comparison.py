@@ -45,6 +45,15 @@ class Comparison(NamedTuple):
         error = math.sqrt(deviation**2 / PAPER_SEEDS + own**2 / len(self.ours))
         return (float(np.mean(self.ours)) - mean) / error
 
+    def deviations_text(self) -> str:
+        """Ours, and in parentheses ours minus the paper's in both deviations combined."""
+        if self.paper is None or not self.ours:
+            return self.mean_text()
+        mean, deviation = self.paper
+        own = float(np.std(self.ours)) if len(self.ours) > 1 else deviation
+        difference = (float(np.mean(self.ours)) - mean) / math.hypot(deviation, own)
+        return f"{self.mean_text()} ({difference:+z.1f})"
+
     def paper_text(self) -> str:
         """``mean ± deviation`` of the paper."""
         if self.paper is None:

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cells import METHODS, NETWORKS, RESULTS, paper_tables
+from experiments.cells import METHODS, NETWORKS, RESULTS, paper_tables, records
+from experiments.comparison import PAPER_STEPS, Comparison, Row
 from experiments.running import collect
 from mass_jax.command_line import Parser
 
 VARIANTS = RESULTS / "variants"
-_METRICS = (("accuracy", 100, "{:.1f}"), ("nll", 1, "{:.2f}"), ("brier", 1, "{:.4f}"))
+_DIGITS = {"accuracy": 1, "nll": 2, "brier": 4, "entropy": 3}  # after the point, as in the paper
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,49 +33,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--name={options.name}: must be a plain name, without directories")
     file = options.results / f"{options.name}.json"
     record = collect(options.workdir, file)
-    print(f"{file}: " + ", ".join(f"{name} {record[name]:.4f}" for name, _, _ in _METRICS))
+    print(f"{file}: " + ", ".join(f"{name} {record[name]:.4f}" for name in _DIGITS))
     return 0
 
 
-def beside_the_paper(directory: Path = VARIANTS) -> str:
-    """The recorded variants and the paper's rows, as Markdown."""
+def beside_the_paper(directory: Path = VARIANTS, results: Path = RESULTS) -> str:
+    """Our full-length cells and their variants under the paper's rows, as Markdown."""
+    variants = {
+        path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))
+    }
+    cells = [run for run in records(results) if run["steps"] == PAPER_STEPS[run["network"]]]
     lines = [
-        "| variant | cell | steps | accuracy % | paper | NLL | paper | Brier | paper |",
-        "|" + "---|" * 9,
+        "| cell | run | steps | accuracy % | NLL | Brier | entropy |",
+        "|" + "---|" * 7,
     ]
-    for path in sorted(directory.glob("*.json")):
-        record = json.loads(path.read_text())
-        theirs = _paper_row(record)
-        of_cell = f"{record['network']}, {record['method']}, n={record['train_size']:,}"
-        of_cell += f", beta={record['beta']:g}" if record["method"] != "softmax_ce" else ""
-        numbers = []
-        for name, scale, form in _METRICS:
-            mean, deviation = theirs[name]["mean"], theirs[name]["std"]
-            numbers += [
-                form.format(scale * record[name]),
-                f"{form.format(mean)} ± {form.format(deviation)}",
-            ]
-        lines.append(
-            "| " + " | ".join([path.stem, of_cell, f"{record['steps']:,}", *numbers]) + " |"
-        )
+    for table in paper_tables():
+        for row in table["rows"] if table["kind"] == "uncertainty" else ():
+            setting = _setting_of_row(table, row)
+            of_cell = [run for run in cells if _setting(run) == setting]
+            beside = {"ours": of_cell} if of_cell else {}
+            beside |= {n: [run] for n, run in variants.items() if _setting(run) == setting}
+            if not beside:
+                continue
+            steps = PAPER_STEPS[NETWORKS[table["network"]]]
+            numbers = [_compared(row, name, ()).paper_text() for name in _DIGITS]
+            lines.append(_line(_cell_label(table, row), "paper", steps, numbers))
+            for name, runs in beside.items():
+                numbers = [_compared(row, metric, runs).deviations_text() for metric in _DIGITS]
+                lines.append(_line("", name, runs[0]["steps"], numbers))
     return "\n".join(lines) + "\n"
 
 
-def _paper_row(record: dict[str, Any]) -> dict[str, Any]:
-    """The paper's numbers for the cell a variant departs from, without dropout or decay."""
-    (row,) = (
-        row
-        for table in paper_tables()
-        if NETWORKS[table["network"]] == record["network"]
-        and table["train_size"] == record["train_size"]
-        for row in table["rows"]
-        if "nll" in row
-        and METHODS[row["method"]] == record["method"]
-        and (row["beta"] or 0.0) == record["beta"]
-        and not row["dropout"]
-        and not row["weight_decay"]
+def _line(cell: str, run: str, steps: int, numbers: Sequence[str]) -> str:
+    return "| " + " | ".join([cell, run, f"{steps:,}", *numbers]) + " |"
+
+
+def _compared(row: dict[str, Any], metric: str, runs: Sequence[dict[str, Any]]) -> Comparison:
+    scale = 100 if metric == "accuracy" else 1
+    paper = (row[metric]["mean"], row[metric]["std"])
+    return Comparison(paper, tuple(scale * run[metric] for run in runs), _DIGITS[metric])
+
+
+def _cell_label(table: dict[str, Any], row: dict[str, Any]) -> str:
+    network, method, beta, dropout, decay, size = _setting_of_row(table, row)
+    label = Row(method, beta, decay, dropout, None, PAPER_STEPS[network]).label(network)
+    return f"{table['network']}, {size:,} examples, {label}"
+
+
+def _setting_of_row(table: dict[str, Any], row: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        NETWORKS[table["network"]],
+        METHODS[row["method"]],
+        row["beta"] or 0.0,
+        bool(row["dropout"]),
+        bool(row["weight_decay"]),
+        table["train_size"],
     )
-    return row
+
+
+def _setting(run: dict[str, Any]) -> tuple[Any, ...]:
+    regularised = (run["dropout_rate"] > 0, run["weight_decay"] > 0)
+    return (run["network"], run["method"], run["beta"], *regularised, run["train_size"])
 
 
 if __name__ == "__main__":
