@@ -4,7 +4,6 @@ All variants run in one process, interleaved (A B C A B C ...), so that noise hi
 Times are medians; only ratios within one run mean anything on a shared machine.
 """
 
-import gc
 import importlib.util
 import json
 import sys
@@ -16,14 +15,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.cost import largest_memory_mb, matmul_gflops, step_flops
+from experiments.cost import matmul_gflops, step_flops
 from experiments.provenance import recorded
 from mass_jax.command_line import Parser
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.data import Dataset, dataset_from_arrays
-from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.evaluation import make_log_jacobian, make_predictor
-from mass_jax.experiment import make_experiment
+from mass_jax.experiment import jacobian_cycle, make_experiment
 from mass_jax.mixture_fitting import fit_class_mixtures
 from mass_jax.options import CONFIG_DIR, load_config
 from mass_jax.run_log import environment, write_atomically
@@ -71,15 +69,15 @@ class Subject(NamedTuple):
       call: takes ``steps`` training steps.
       steps: per call.
       flops: of one step by XLA's count, or ``None``.
-      compile_s: seconds of the first call.
-      peak_mb: growth of the process's largest memory use by it, in MB.
+      compile_s: seconds of tracing and compilation.
+      peak_mb: what the program needs at once by XLA's plan: arguments, results and working memory.
     """
 
     call: Callable[[], None]
     steps: int
     flops: float | None
-    compile_s: float
-    peak_mb: float
+    compile_s: float | None = None
+    peak_mb: float | None = None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,26 +94,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     run_in_main_thread()  # as the trainer does
-    if not options.json.absolute().parent.is_dir():
-        parser.error(f"--json={options.json}: no such directory")
+    if not options.json.absolute().parent.is_dir() or options.json.is_dir():
+        parser.error(f"--json={options.json}: no such directory, or itself one")
     peer = options.peer == "torch"
     if peer and importlib.util.find_spec("torch") is None:
         print("--peer=torch: PyTorch is not installed (pip install torch); skipped")
         peer = False
     try:
         outcome = json.loads(options.json.read_text()) if options.json.exists() else {}
-        outcome = dict(outcome)  # the other network's numbers stay, with their own commit
+        # Numbers of what is not measured now stay, with their own commit.
+        outcome = dict(outcome) | {"environment": dict(outcome.get("environment", {}))}
     except (ValueError, TypeError):
         parser.error(f"--json={options.json}: exists and holds no benchmark; name another file")
+    here = recorded(environment()) | {"quick": options.quick}
     for network in [options.network] if options.network else sorted(_STEPS, reverse=True):
         outcome[network], peak = measure(network, options.quick, peer)
-        seen = recorded(environment()) | {"matmul_gflops": peak}
-        outcome.setdefault("environment", {})[network] = seen
+        outcome["environment"][network] = here | {"matmul_gflops": peak}
         print(as_text(network, outcome[network], peak), flush=True)
+        write_atomically(options.json, json.dumps(outcome, indent=2) + "\n")
     if options.network != "resnet20":
         outcome["evaluation"] = measure_evaluation()
+        outcome["environment"]["evaluation"] = here
         print(*(f"{name}: {s:.1f} s" for name, s in outcome["evaluation"].items()), sep="\n")
-    write_atomically(options.json, json.dumps(outcome, indent=2) + "\n")
+        write_atomically(options.json, json.dumps(outcome, indent=2) + "\n")
     return 0
 
 
@@ -233,25 +234,24 @@ def _subject(network: str, variant: str, dataset: Dataset) -> Subject:
     experiment = make_experiment(config, dataset)
     step = make_train_step(experiment, dataset.normalisation)
     runner = make_runner(step, "pmap")
-    every = JACOBIAN_ESTIMATORS[config.jacobian.estimator].every
-    steps = max(_STEPS[network], every)  # a lazy estimator needs a whole period
+    steps = max(_STEPS[network], jacobian_cycle(config))  # a lazy estimator needs a whole period
     state = runner.place_state(jax.device_get(experiment.initial_state()))
     data = runner.place_data(Batch(*map(jax.numpy.asarray, dataset.train)))
     generator = np.random.default_rng(1)
     rows = generator.integers(0, 1000, (1, steps, config.batch_size)).astype(np.int32)
-    held = [state]
+    held, more = [state], (data, rows, steps, experiment.keys.step)
+    began = time.perf_counter()
+    run = runner.lower(state, *more).compile()
+    compile_s = time.perf_counter() - began
+    plan: Any = run.memory_analysis()
+    bytes_at_once = plan.argument_size_in_bytes + plan.output_size_in_bytes
+    bytes_at_once += plan.temp_size_in_bytes - plan.alias_size_in_bytes
 
     def call() -> None:
-        held[0], history = runner.run(held[0], data, rows, steps, experiment.keys.step)
+        held[0], history = run(held[0], *more)
         jax.block_until_ready(history)
 
-    gc.collect()
-    before, began = largest_memory_mb(), time.perf_counter()
-    call()
-    compile_s = time.perf_counter() - began
-    call()
-    peak_mb = largest_memory_mb() - before
-    return Subject(call, steps, step_flops(config, dataset), compile_s, peak_mb)
+    return Subject(call, steps, step_flops(config, dataset), compile_s, bytes_at_once / 1e6)
 
 
 def _torch_subject(network: str, variant: str) -> Subject:
@@ -268,7 +268,7 @@ def _torch_subject(network: str, variant: str) -> Subject:
     def call() -> None:
         step(x.clone(), y)
 
-    return Subject(call, 1, None, 0.0, 0.0)
+    return Subject(call, 1, None)
 
 
 def as_text(network: str, table: dict[str, dict[str, Any]], peak: float) -> str:

@@ -26,7 +26,7 @@ from experiments.cost import step_flops
 from experiments.provenance import recorded
 from experiments.study_report import draw, gradient_text, training_text
 from mass_jax.checkpoint import CheckpointError
-from mass_jax.command_line import Parser
+from mass_jax.command_line import Parser, comma_separated
 from mass_jax.config import ConfigError, apply_overrides, as_command, resolve
 from mass_jax.data import DataError, Dataset, load_dataset, normalise
 from mass_jax.estimators import JACOBIAN_ESTIMATORS, num_jacobian_examples
@@ -97,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help=f"of training; default: {_TRAINED_STEPS} for gradients, the paper's for training",
     )
-    parser.add_argument("--seeds", default="0,1,2,3", help="of --part=training")
+    parser.add_argument(
+        "--seeds", type=comma_separated(int, "0,1"), default=(0, 1, 2, 3), help="of --part=training"
+    )
     parser.add_argument("--train_size", type=int, default=2500)
     parser.add_argument("--data_dir", help="as --config.data.dir")
     parser.add_argument("--workdir", type=Path, default=Path("runs/estimator_study"))
@@ -305,14 +307,14 @@ def training(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Trains estimator by estimator and seed by seed; what is known after each run."""
     runs: dict[str, dict[str, Any]] = {}
     dataset: Dataset | None = None
-    for seed in options.seeds.split(","):
+    for seed in options.seeds:
         for estimator in (BASELINE, *CANDIDATES):
-            config = study_config(options, estimator, int(seed), options.steps)
+            config = study_config(options, estimator, seed, options.steps)
             if dataset is None:
                 dataset = load_dataset(config.data.name, config.data.dir, tuple(config.data.ood))
             place = run(config, dataset, options.workdir)
             results = json.loads((place / "results.json").read_text())
-            runs.setdefault(estimator, {})[seed] = results | loss_terms(config, dataset, place)
+            runs.setdefault(estimator, {})[str(seed)] = results | loss_terms(config, dataset, place)
             yield {
                 "steps": config.steps,
                 "train_size": config.train_size,

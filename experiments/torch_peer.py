@@ -96,12 +96,12 @@ class Mixtures(nn.Module):
 
     def log_prob(self, z: torch.Tensor) -> torch.Tensor:
         """``[B, classes]``."""
-        centred = z[:, None, None, :, None] - self.means[None, ..., None]
-        white = torch.linalg.solve_triangular(self.scale_tril[None], centred, upper=False)
+        centred = z.T - self.means[..., None]  # [classes, components, R, B]
+        white = torch.linalg.solve_triangular(self.scale_tril, centred, upper=False)
         log_det = self.scale_tril.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
         dim = z.shape[1]
-        component = -0.5 * white.square().sum((-2, -1)) - log_det - 0.5 * dim * np.log(2 * np.pi)
-        return torch.logsumexp(component + torch.log_softmax(self.logits, -1), -1)
+        constant = torch.log_softmax(self.logits, -1) - log_det - 0.5 * dim * np.log(2 * np.pi)
+        return torch.logsumexp(constant[..., None] - 0.5 * white.square().sum(-2), 1).T
 
 
 def half_log_det(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.schema import OWN, SCHEMA, ConfigError, Field
 
 
@@ -155,9 +156,10 @@ def check_combinations(flat: dict[str, Any]) -> None:
         ),
         (
             flat["method"] == "mass"
-            and flat["jacobian.estimator"] in ("probe", "fast")
+            and flat["beta"] != 0
+            and JACOBIAN_ESTIMATORS[flat["jacobian.estimator"]].per_example
             and flat["jacobian.batch_stats"] == "paper",
-            f"config.jacobian.estimator={flat['jacobian.estimator']} takes one example at a time; "
+            f"config.jacobian.estimator={flat['jacobian.estimator']} needs per-example Jacobians; "
             "set config.jacobian.batch_stats=frozen",
         ),
         (
@@ -168,6 +170,7 @@ def check_combinations(flat: dict[str, Any]) -> None:
         ),
         (
             flat["method"] == "mass"
+            and flat["beta"] != 0
             and flat["jacobian.estimator"] in ("probe", "fast", "gram")
             and (flat["jacobian.mode"] == "forward" or flat["jacobian.chunk_size"] is not None),
             "config.jacobian.estimator=probe, fast and gram need jacobian.mode=auto or reverse and "

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from mass_jax.log_determinant import (
     GramLogDet,
     SingularPolicy,
-    half_log_det_and_gradient,
     half_log_det_and_solved,
     half_log_det_of_gram,
     product,
@@ -28,11 +27,15 @@ _MOST_OUTER_PRODUCTS = 4
 def gram_is_cheaper(num_examples: int, output_dim: int, input_dim: int, width: int) -> bool:
     """Whether ``W^T W`` costs less than it saves, for ``W`` ``[input_dim, width]``.
 
+    By the products of value and gradient: three of all rows with ``W``, or ``W^T W``, its
+    gradient, and two of all rows with them.
+
     Example:
       >>> gram_is_cheaper(17, 15, 3072, 400), gram_is_cheaper(256, 15, 3072, 400)
       (False, True)
     """
-    return num_examples * output_dim * (input_dim - width) > input_dim * width
+    rows = num_examples * output_dim
+    return 3 * rows * input_dim * width > 2 * input_dim * width**2 + 2 * rows * width**2
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(3, 4))
@@ -171,36 +174,17 @@ def _by_gram(rows: jax.Array, kernel: jax.Array, singular: SingularPolicy) -> _W
     through = _flat_product(rows, product(kernel.T, kernel), "highest")
     plain = _log_det_between(through, rows)
 
-    def by_factor() -> tuple[jax.Array, jax.Array, jax.Array]:
-        factor = gram_factor(kernel)
-        value, gradient = half_log_det_and_gradient(
-            _flat_product(rows, factor, "highest"), singular
-        )
-        wide = gradient.reshape(-1, gradient.shape[-1])
-        solved = jax.lax.linalg.triangular_solve(factor, wide, left_side=False, lower=True)
-        return value, _flat_product(gradient, factor.T), solved.reshape(gradient.shape)
+    def by_jacobian() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        jacobian = _flat_product(rows, kernel.T, "highest")
+        sides = (_flat_product(jacobian, kernel, "highest"), rows)
+        return half_log_det_and_solved(jacobian, sides, singular)
 
-    value, by_rows, solved = jax.lax.cond(
+    value, (by_rows, solved) = jax.lax.cond(
         jnp.all(plain.is_sound),
-        lambda: (plain.value, product(plain.precision, through), product(plain.precision, rows)),
-        by_factor,
+        lambda: (plain.value, tuple(product(plain.precision, side) for side in (through, rows))),
+        by_jacobian,
     )
     return _WithGradients(value, by_rows, rows, solved)
-
-
-def gram_factor(kernel: jax.Array) -> jax.Array:
-    """Lower-triangular ``L`` with ``L L^T = W^T W``, for ``W`` ``[D, H]``.
-
-    A ridge of ``8 H`` rounding errors on the correlations keeps it defined when columns
-    are dependent or zero.
-    """
-    squared = jnp.sum(jnp.square(kernel), axis=0)
-    norm = jnp.sqrt(jnp.where(squared == 0, 1.0, squared))  # a dead unit's is any
-    unit = kernel / norm[None, :]
-    correlation = product(unit.T, unit)
-    ridge = 8.0 * kernel.shape[1] * jnp.finfo(kernel.dtype).eps
-    factor = jnp.linalg.cholesky(correlation + ridge * jnp.eye(kernel.shape[1]))
-    return factor * norm[:, None]
 
 
 def _flat_product(

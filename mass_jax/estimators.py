@@ -1,8 +1,11 @@
 """How ``E[log J_f(X)]`` and its gradient are estimated on a minibatch.
 
-All are unbiased; `"exact"` is the oracle of the others. Cost per Jacobian example, in
-forward passes ``F`` of the network, for ``R`` outputs: ``3 R + 1`` for the exact gradient (a
-backward pass per output, differentiated), ``R + 5`` for one probe.
+All are unbiased where examples do not interact; `"exact"` is the oracle of the others. Under
+the authors' definition (``batch_stats="paper"``), whose Jacobians depend on who is forwarded
+together, fewer examples or rarer steps would be another quantity and are refused.
+
+Cost per Jacobian example, in forward passes ``F`` of the network, for ``R`` outputs: ``3 R + 1``
+for the exact gradient (a backward pass per output, differentiated), ``R + 5`` for one probe.
 """
 
 from collections.abc import Callable
@@ -27,12 +30,14 @@ class JacobianEstimator(NamedTuple):
       form: by the Jacobian itself (``"rows"``), by ``W^T W`` of a dense first layer (``"gram"``),
         or whichever is cheaper by their shapes (``"auto"``); see `dense_first_layer`.
       every: the term is computed every so many steps, with so much more weight.
+      per_example: right only where examples do not interact.
     """
 
     num_examples: Callable[[int, int], int]
     gradient: Literal["exact", "probe"] = "exact"
     form: Literal["rows", "gram", "auto"] = "rows"
     every: int = 1
+    per_example: bool = False
 
 
 def authors_sub_batch_size(batch_size: int, representation_dim: int) -> int:
@@ -61,21 +66,22 @@ JACOBIAN_ESTIMATORS: dict[str, JacobianEstimator] = {
     "sub_batch": JacobianEstimator(authors_sub_batch_size),
     # An eighth of that: the cheapest that needs nothing else. More noise in the term,
     # whose share in the noise of the whole gradient is small at the usual betas.
-    "few": JacobianEstimator(_few),
+    "few": JacobianEstimator(_few, per_example=True),
     # The paper's n, Jacobians without gradient, then one backward pass along v = (J J^T)^-1 J e.
     # Saves memory and time where R is large; noisier than fewer examples at the same
     # cost, on SmallMLP untrained and trained (experiments/README.md).
-    "probe": JacobianEstimator(authors_sub_batch_size, gradient="probe"),
+    "probe": JacobianEstimator(authors_sub_batch_size, gradient="probe", per_example=True),
     # One probe for each of the few: the cheapest of all, and unbiased. It trained as well as
     # "sub_batch" over four seeds of 2,500 steps of SmallMLP; on ResNet20, whose mixtures start at
     # zero, it dominates the noise of the first steps, and "few" is the one to take
     # (experiments/README.md).
-    "fast": JacobianEstimator(_few, gradient="probe"),
+    "fast": JacobianEstimator(_few, gradient="probe", per_example=True),
     # Every example, for networks with a dense first layer narrower than the input:
     # J J^T = A (W^T W) A^T. Exact, and several times cheaper than "exact".
     "gram": JacobianEstimator(_whole_batch, form="gram"),
-    # The paper's n at every eighth step with eight times the weight, as StyleGAN2 does it.
-    "lazy": JacobianEstimator(authors_sub_batch_size, every=8),
+    # The paper's n at every eighth step with eight times the weight, as StyleGAN2 does it. Logs
+    # show the term at those steps that are multiples of eight, and its weight in their loss.
+    "lazy": JacobianEstimator(authors_sub_batch_size, every=8, per_example=True),
     # The paper's n (or yours), in the cheaper of both exact forms.
     "auto": JacobianEstimator(authors_sub_batch_size, form="auto"),
 }

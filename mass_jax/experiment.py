@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from mass_jax.config import ConfigError, flatten
 from mass_jax.data import BatchOrder, Dataset, Subset, draw_subset, normalise
+from mass_jax.estimators import JACOBIAN_ESTIMATORS
 from mass_jax.layers import BATCH_NORM_STARTS
 from mass_jax.method import BuildNetwork, Examples, Method
 from mass_jax.methods import METHODS, make_method
@@ -123,6 +124,13 @@ def method_of(config: ConfigDict, num_classes: int) -> Method:
     by_leaf["num_classes"] = num_classes
     wanted = inspect.signature(METHODS[config.method]).parameters
     return make_method(config.method, **{k: v for k, v in by_leaf.items() if k in wanted})
+
+
+def jacobian_cycle(config: ConfigDict) -> int:
+    """Every how many steps there is a Jacobian term; one where all or none have it."""
+    if config.method != "mass" or config.beta == 0:
+        return 1
+    return JACOBIAN_ESTIMATORS[config.jacobian.estimator].every
 
 
 def network_builder(config: ConfigDict) -> BuildNetwork:

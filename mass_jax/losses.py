@@ -183,6 +183,15 @@ def _seen(
     singular: SingularPolicy,
 ) -> tuple[jax.Array, jax.Array]:
     """``f(x)`` ``[B, R]`` and ``log J_f`` ``[n]`` by a user's function or by a model."""
+    if estimator in JACOBIAN_ESTIMATORS:
+        chosen = JACOBIAN_ESTIMATORS[estimator]
+        if chosen.gradient == "probe" or chosen.every > 1:
+            raise ValueError(
+                f"estimator={estimator!r} needs the keys and steps of a training loop "
+                "(mass_jax.fit); choose 'exact', 'sub_batch' or 'few' here"
+            )
+        if apply_fn is not None and chosen.form == "gram":
+            raise ValueError("estimator='gram' needs a network with a dense first layer")
     if apply_fn is not None:
         f = _example_fn(apply_fn, params, x)
         size = jax.eval_shape(f, x[0]).size

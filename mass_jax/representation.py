@@ -81,8 +81,10 @@ def represent(
     if num_jacobian > 0 and batch_stats == "paper":
         if mode == "forward" or chunk_size is not None:
             raise ValueError("batch_stats='paper' needs mode='auto' or 'reverse' and no chunk_size")
-        if estimator.gradient == "probe":
-            raise ValueError("batch_stats='paper' couples the examples; the probe needs 'frozen'")
+        if estimator.per_example:
+            raise ValueError(
+                "batch_stats='paper' couples the examples; this estimator needs 'frozen'"
+            )
         return _represent_in_two_parts(params, x, num_jacobian, estimator, context, singular)
 
     in_one_piece = mode != "forward" and chunk_size is None
@@ -176,7 +178,7 @@ def _behind_dense(
         estimator.form == "auto" and gram_is_cheaper(len(rows), rows.shape[1], input_dim, width)
     )
     form: DenseForm = "rows"
-    if by_gram and width < input_dim:  # else W^T W would be singular, and nothing gained
+    if by_gram and rows.shape[1] <= width < input_dim:  # else nothing is gained
         form = "gram"
     elif layer.turned:
         form = "turned"

@@ -100,12 +100,14 @@ class Runner(NamedTuple):
       place_data: resident training arrays to devices.
       run: ``(state, data, rows, count, key)`` to the state ``count`` steps on, and
         metrics ``[K]`` each; compiled once.
+      lower: takes the same, and gives the program for inspection.
     """
 
     place_state: Callable[[TrainState], TrainState]
     fetch_state: Callable[[TrainState], TrainState]
     place_data: Callable[[Batch | None], Batch | None]
     run: Callable[..., tuple[TrainState, Metrics]]
+    lower: Callable[..., jax.stages.Lowered]
 
 
 def make_runner(train_step: StepFn, parallel: str) -> Runner:
@@ -173,6 +175,7 @@ def _pmap_runner(train_step: StepFn) -> Runner:
         fetch_state=lambda state: jax.device_get(jax_utils.unreplicate(state)),
         place_data=lambda data: None if data is None else replicate(data),
         run=run_and_unreplicate,
+        lower=run.lower,
     )
 
 
@@ -206,14 +209,10 @@ def _shard_map_runner(train_step: StepFn) -> Runner:
             lambda leaf: jax.make_array_from_process_local_data(sharding, np.asarray(leaf)), tree
         )
 
-    def run_on_mesh(
-        state: TrainState, data: Batch | None, rows: Any, count: Any, key: jax.Array
-    ) -> tuple[TrainState, Metrics]:
-        return run(state, data, place(rows, sharded), count, key)
-
     return Runner(
         place_state=lambda state: place(state, replicated),
         fetch_state=jax.device_get,
         place_data=lambda data: None if data is None else place(data, replicated),
-        run=run_on_mesh,
+        run=lambda state, data, rows, *more: run(state, data, place(rows, sharded), *more),
+        lower=lambda state, data, rows, *more: run.lower(state, data, place(rows, sharded), *more),
     )

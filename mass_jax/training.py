@@ -20,7 +20,7 @@ from mass_jax import checkpoint
 from mass_jax.config import ConfigError, as_command, config_hash, differences, flatten
 from mass_jax.data import Dataset, device_rows
 from mass_jax.evaluation import evaluate_run, make_predictor, validate
-from mass_jax.experiment import Experiment, TrainState, make_experiment
+from mass_jax.experiment import Experiment, TrainState, jacobian_cycle, make_experiment
 from mass_jax.method import BuildNetwork
 from mass_jax.predictions import PREDICTIONS
 from mass_jax.run_log import NOT_LOSS_TERMS, RunLog, environment, write_atomically
@@ -234,7 +234,7 @@ def _run_steps(
     """Runs to ``config.steps``; returns the state, seconds spent and checkpoint digest."""
     runner = make_runner(make_train_step(experiment, dataset.normalisation), config.parallel)
     predict = make_predictor(experiment.method, experiment.keys.evaluation, config.eval_batch_size)
-    source = _TrainingRows(config, experiment, dataset)
+    source, cycle = _TrainingRows(config, experiment, dataset), jacobian_cycle(config)
     data = runner.place_data(source.resident)
     state, step = runner.place_state(start.state), int(start.state.step)
     writes = jax.process_index() == 0
@@ -289,7 +289,11 @@ def _run_steps(
             due = {s for s in range(first + 1, step + 1) if s % config.log_every == 0}
             table = [
                 {"step": at}
-                | {name: float(values[at - first - 1]) for name, values in history.items()}
+                | {
+                    name: float(values[at - first - 1])
+                    for name, values in history.items()
+                    if name != "jacobian" or at % cycle == 0  # else that step had no such term
+                }
                 | {"examples_per_second": rate * config.batch_size}
                 for at in sorted(due | {step} if to_validate else due)
             ]

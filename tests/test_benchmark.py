@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import benchmark
+from experiments import benchmark, cost
 from experiments.cost import step_flops
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.options import CONFIG_DIR, load_config
@@ -42,6 +44,16 @@ def test_flops_of_a_step(network, variant, limit):
     61 forward passes per Jacobian example."""
     ratio = flops(network, variant) / flops(network, "softmax_ce")
     assert 1.0 < ratio < limit
+
+
+def test_flops_are_those_of_branches_taken():
+    """Oracle: a product of two 8 x 8 matrices, 2 * 8^3, in the branch that is rarely taken."""
+
+    def f(x):
+        return jax.lax.cond(x[0, 0] > 0, lambda: x, lambda: jax.jit(jnp.matmul)(x, x))
+
+    jaxpr = jax.make_jaxpr(jax.jit(f))(jnp.ones((8, 8))).jaxpr
+    assert cost._flops_not_taken(jaxpr) == 2 * 8**3
 
 
 def test_the_other_network_is_kept(tmp_path, monkeypatch, capsys):
@@ -112,7 +124,7 @@ from experiments.cost import largest_memory_mb
 from mass_jax.working_memory import keep_working_memory, run_in_main_thread
 run_in_main_thread()
 jax.config.update("jax_enable_compilation_cache", False)
-from experiments import benchmark
+from experiments import benchmark, cost
 benchmark.step_flops = lambda *_: 0.0  # not wanted here
 benchmark.VARIANTS["chunks"] = ("mass", {{
     "jacobian.batch_stats": "frozen",

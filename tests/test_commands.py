@@ -59,6 +59,8 @@ BAD = [
 BAD_ARGUMENTS = [
     ("experiments.benchmark", ["--json=none/b.json"], "no such directory"),
     ("experiments.peer_training", ["lenet", "--json=p.json"], "'lenet': no such cell"),
+    ("experiments.benchmark", ["--json=."], "or itself one"),
+    ("experiments.estimator_study", ["--json=s.json", "--seeds=a"], "'a' must be like 0,1"),
     ("experiments.figure2", ["--every=0"], "must be a positive integer"),
     ("experiments.figure2", ["--steps=-1"], "must be a positive integer"),
     ("experiments.sweep", ["--network=lenet"], "invalid choice: 'lenet'"),

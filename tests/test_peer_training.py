@@ -13,14 +13,8 @@ CELL = "small_mlp-softmax_ce-n40000-seed0"
 def test_the_table_has_both(tmp_path):
     """Oracle: the numbers written into the two files."""
     peer = {"accuracy": 0.25, "nll": 1.5, "brier": 0.125}
-    ours = {"accuracy": 0.5, "nll": 2.5, "brier": 0.0625, "config_hash": "x"}
-    ours |= {
-        "network": "small_mlp",
-        "method": "softmax_ce",
-        "beta": 0.0,
-        "train_size": 1,
-        "seed": 0,
-    }
+    ours = json.loads((RESULTS / f"{CELL}.json").read_text())
+    ours |= {"accuracy": 0.5, "nll": 2.5, "brier": 0.0625}
     (tmp_path / "peers.json").write_text(json.dumps({CELL: peer}))
     (tmp_path / f"{CELL}.json").write_text(json.dumps(ours))
     table = peer_training.beside_ours(tmp_path / "peers.json", tmp_path)
@@ -63,3 +57,18 @@ def test_batches_are_those_of_a_loader():
     loader = torch.utils.data.DataLoader(torch.arange(10), batch_size=4, shuffle=True)
     assert [len(batch) for batch in epoch] == [len(batch) for batch in loader]
     assert sorted(torch.cat(epoch).tolist()) == list(range(10))
+
+
+def test_the_peers_mixtures():
+    """Oracle: PyTorch's own distributions."""
+    torch = pytest.importorskip("torch")
+    from torch import distributions
+
+    from experiments.torch_peer import Mixtures
+
+    torch.manual_seed(0)
+    mixtures, z = Mixtures(3, "random", classes=2, components=4), torch.randn(5, 3)
+    normal = distributions.MultivariateNormal(mixtures.means, scale_tril=mixtures.scale_tril)
+    weights = distributions.Categorical(logits=mixtures.logits)
+    expected = distributions.MixtureSameFamily(weights, normal).log_prob(z[:, None])
+    torch.testing.assert_close(mixtures.log_prob(z), expected)

@@ -343,6 +343,16 @@ def test_bfloat16_trains(tmp_path):
     assert rows[-1]["loss"] < rows[0]["loss"]
 
 
+def test_a_lazy_term_is_logged_where_it_was_computed(tmp_path):
+    """Oracle: by hand: every eighth step; a row is of the step it ends with."""
+    lazy = ["--config.jacobian.estimator=lazy", "--config.jacobian.batch_stats=frozen"]
+    assert run(tmp_path, "--config.steps=24", "--config.log_every=4", *lazy) == 0
+    rows = [row for row in rows_of(tmp_path) if row["step"] % 4 == 0]
+    assert [row["step"] for row in rows if "jacobian" in row] == [8, 16, 24]
+    assert all(row["jacobian"] != 0 for row in rows if "jacobian" in row)
+    assert [row["step"] for row in rows] == [4, 8, 12, 16, 20, 24]
+
+
 def test_learning_rates_drop_by_epoch_of_the_subset(tmp_path):
     """Oracle: by hand; 150 examples in batches of 32 are 5 steps an epoch."""
     drops = ["--config.optimizer.decay_epochs=(2,3)", "--config.log_every=1"]
