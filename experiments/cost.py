@@ -97,22 +97,25 @@ def _flops(lowered: Any) -> float:
 
 
 def _flops_not_taken(jaxpr: Any) -> float:
-    """Of the second branches of all conditionals, which XLA's count includes.
+    """What XLA counts too much where there are conditionals: the larger branch, taken or not.
 
-    A conditional of ours takes its first branch but for a rare remedy (`jax.lax.cond` keeps it
-    last: the branches are in the order of their predicate's values).
+    Ours take their first branch but for a rare remedy (`jax.lax.cond` keeps it last: the branches
+    are in the order of their predicate's values).
     """
     total = 0.0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "cond":
-            *rare, taken = equation.params["branches"]
-            for branch in rare:
-                operands = [jax.ShapeDtypeStruct(v.shape, v.dtype) for v in branch.in_avals]
-                total += _flops(jax.jit(jaxpr_as_fun(branch)).lower(*operands))
-            total += _flops_not_taken(taken.jaxpr)
+            *rare, taken = map(_flops_of_branch, equation.params["branches"])
+            total += max(*rare, taken) - taken
+            total += _flops_not_taken(equation.params["branches"][-1].jaxpr)
         else:
             total += sum(map(_flops_not_taken, jaxprs_in_params(equation.params)))
     return total
+
+
+def _flops_of_branch(branch: Any) -> float:
+    operands = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in branch.in_avals]
+    return _flops(jax.jit(jaxpr_as_fun(branch)).lower(*operands))
 
 
 def minutes_by_cell(cells: Iterable[Cell]) -> dict[Cell, float]:

@@ -1,7 +1,8 @@
 """The same networks and training steps in plain PyTorch: the peer of the benchmark.
 
 Written the way one writes it without a thought for speed, as the paper describes it:
-the Jacobian by ``r`` backward passes with ``create_graph``. PyTorch is optional:
+the Jacobian by ``r`` backward passes with ``create_graph``, the mixtures by PyTorch's own
+distributions. PyTorch is optional:
 ``pip install torch``.
 """
 
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import distributions, nn
 
 
 class Peer(NamedTuple):
@@ -96,12 +97,9 @@ class Mixtures(nn.Module):
 
     def log_prob(self, z: torch.Tensor) -> torch.Tensor:
         """``[B, classes]``."""
-        centred = z.T - self.means[..., None]  # [classes, components, R, B]
-        white = torch.linalg.solve_triangular(self.scale_tril, centred, upper=False)
-        log_det = self.scale_tril.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
-        dim = z.shape[1]
-        constant = torch.log_softmax(self.logits, -1) - log_det - 0.5 * dim * np.log(2 * np.pi)
-        return torch.logsumexp(constant[..., None] - 0.5 * white.square().sum(-2), 1).T
+        normal = distributions.MultivariateNormal(self.means, scale_tril=self.scale_tril)
+        weights = distributions.Categorical(logits=self.logits)
+        return distributions.MixtureSameFamily(weights, normal).log_prob(z[:, None])
 
 
 def half_log_det(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,14 @@
 
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments import peer_training
 from experiments.cells import RESULTS, records_by_name
+from mass_jax import half_log_det_jjt
+from mass_jax.gaussian_mixture import GaussianMixture, log_prob
 
 CELL = "small_mlp-softmax_ce-n40000-seed0"
 
@@ -59,16 +63,20 @@ def test_batches_are_those_of_a_loader():
     assert sorted(torch.cat(epoch).tolist()) == list(range(10))
 
 
-def test_the_peers_mixtures():
-    """Oracle: PyTorch's own distributions."""
+def test_the_peers_mixtures_and_log_determinants_are_ours():
+    """Oracle: our own code, at the same parameters."""
     torch = pytest.importorskip("torch")
-    from torch import distributions
-
-    from experiments.torch_peer import Mixtures
+    from experiments import torch_peer
 
     torch.manual_seed(0)
-    mixtures, z = Mixtures(3, "random", classes=2, components=4), torch.randn(5, 3)
-    normal = distributions.MultivariateNormal(mixtures.means, scale_tril=mixtures.scale_tril)
-    weights = distributions.Categorical(logits=mixtures.logits)
-    expected = distributions.MixtureSameFamily(weights, normal).log_prob(z[:, None])
-    torch.testing.assert_close(mixtures.log_prob(z), expected)
+    theirs, z = torch_peer.Mixtures(3, "random", classes=2, components=4), torch.randn(5, 3)
+    parts = (theirs.logits, theirs.means, theirs.scale_tril)
+    q = GaussianMixture(*(jnp.asarray(part.detach().numpy()) for part in parts))
+    expected = theirs.log_prob(z).detach().numpy()
+    np.testing.assert_allclose(log_prob(q, jnp.asarray(z.numpy())), expected, rtol=1e-4)
+
+    x, weights = torch.randn(5, 7, requires_grad=True), torch.randn(7, 3)
+    expected = torch_peer.half_log_det(x, torch.sin(x @ weights)).detach().numpy()
+    f = lambda v: jnp.sin(v @ jnp.asarray(weights.numpy()))
+    ours = half_log_det_jjt(f, jnp.asarray(x.detach().numpy()))
+    np.testing.assert_allclose(ours, expected, rtol=1e-4)
