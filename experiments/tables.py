@@ -210,8 +210,9 @@ def faults_survived() -> str:
 def steps_cost() -> str:
     """The recorded benchmark, as Markdown."""
     lines = [
-        "| network | step | ms | / SoftmaxCE | FLOPs / SoftmaxCE | of matmul peak | / PyTorch |",
-        "|" + "---|" * 7,
+        "| network | step | ms | / SoftmaxCE | FLOPs / SoftmaxCE | of matmul peak | memory, MB "
+        "| compilation, s | / PyTorch |",
+        "|" + "---|" * 9,
     ]
     recorded = json.loads((RESULTS / "benchmark.json").read_text())
     for network in NETWORKS.values():
@@ -219,7 +220,8 @@ def steps_cost() -> str:
             against = f"{row['vs_torch']:.2f}" if "vs_torch" in row else "-"
             lines.append(
                 f"| {network} | {name} | {row['ms']:.1f} | {row['ratio']:.2f} | "
-                f"{row['flops_ratio']:.2f} | {row['peak_share']:.0%} | {against} |"
+                f"{row['flops_ratio']:.2f} | {row['peak_share']:.0%} | {row['peak_mb']:,.0f} | "
+                f"{row['compile_s']:.1f} | {against} |"
             )
     return "\n".join(lines) + "\n"
 

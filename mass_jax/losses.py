@@ -51,7 +51,8 @@ def cdi_loss(
         ``apply_fn``, the Gaussian fitted to ``f(x)``, which has the largest entropy
         of all densities with that mean and covariance.
       log_prior: ``[K]``, ``log p(y)`` of class mixtures; ``None`` is uniform.
-      estimator: a name in `mass_jax.JACOBIAN_ESTIMATORS`.
+      estimator: ``"exact"``, ``"sub_batch"`` or ``"few"``; of a model also ``"gram"`` and
+        ``"auto"``. The others of `mass_jax.JACOBIAN_ESTIMATORS` need a training loop.
       sub_batch: examples in the Jacobian term, the first ones of ``x``; the
         estimate is unbiased if ``x`` is in random order.
       batch_stats: what ``J_f`` means under BatchNorm, see `representation.represent`.
