@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.estimators import JACOBIAN_ESTIMATORS
-from mass_jax.experiment import jacobian_cycle, method_of
+from mass_jax.experiment import method_of
 from mass_jax.model import ModelParams
 from mass_jax.networks import TrainContext
 
@@ -135,8 +135,8 @@ def with_estimator(config: ConfigDict, estimator: str, sub_batch: int | None = N
 
 def jacobian_gradient(config: ConfigDict, num_classes: int) -> GradientFn:
     """Gradient of ``-E[log J_f]`` as the training step of ``config`` takes it, without beta."""
-    every = jacobian_cycle(config)
-    if every == 1:
+    estimator = JACOBIAN_ESTIMATORS[config.jacobian.estimator]
+    if estimator.every == 1:
         return _gradient(config, num_classes, lambda name: name == "jacobian", config.beta)
     # Without a step the loss has the term always, with weight one: no conditional to compile,
     # and steps that are not due cost nothing here.
@@ -147,8 +147,8 @@ def jacobian_gradient(config: ConfigDict, num_classes: int) -> GradientFn:
     def gradient(
         params: ModelParams, x: jax.Array, labels: jax.Array, key: jax.Array, step: int
     ) -> np.ndarray:
-        if step % every == 0:
-            return every * always(params, x, labels, key, step)
+        if estimator.is_due(step):
+            return estimator.every * always(params, x, labels, key, step)
         return np.zeros(sum(leaf.size for leaf in jax.tree.leaves(params.network)), np.float32)
 
     return gradient

@@ -39,6 +39,10 @@ class JacobianEstimator(NamedTuple):
     every: int = 1
     per_example: bool = False
 
+    def is_due(self, step: Any) -> Any:
+        """Whether the step that follows ``step`` others has the term: the last of each cycle."""
+        return (step + 1) % self.every == 0
+
 
 def authors_sub_batch_size(batch_size: int, representation_dim: int) -> int:
     """``n = max(R // 2, B // R)``, at most ``B``: the authors' sub-batch.

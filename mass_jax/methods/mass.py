@@ -112,7 +112,7 @@ def method(
         if chosen.every == 1 or context.step is None or n == 0:
             seen = see(num_jacobian=n)
         else:
-            is_due = (context.step + 1) % chosen.every == 0
+            is_due = chosen.is_due(context.step)
             seen = jax.lax.cond(is_due, lambda: see(num_jacobian=n), lambda: _without(see, n))
             jacobian_weight = jnp.where(is_due, beta * chosen.every, 0.0)
         class_log_prob = gaussian_mixture.log_prob(params.q, seen.z)
