@@ -42,7 +42,7 @@ BAD = [
     ("experiments.faults.__main__", ["--json=none/f.json"], "no such directory"),
     ("experiments.figure1", ["--out_dir=taken"], "--out_dir=taken"),
     ("experiments.figure2", ["--seeds=a"], "config.seed"),
-    ("experiments.figure2", ["--data_dir=absent"], "absent: with a network"),
+    ("experiments.figure2", ["--data_dir=absent", "--results=none"], "absent: with a network"),
     ("experiments.figure2", ["--plot_only", "--results=none"], "without --plot_only"),
     ("experiments.sweep", ["--network=small_mlp", "--methods=mass", "--betas=0.1"], "no cell"),
     ("experiments.sweep", ["--network=resnet20", "--cell=x"], "no cell"),

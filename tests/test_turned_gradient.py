@@ -43,7 +43,7 @@ def test_only_large_kernels_that_fit_the_tiles(shape: tuple[int, int]) -> None:
     ("batch_stats", "estimator"),
     [
         *(("frozen", name) for name in ("sub_batch", "few", "gram", "probe", "lazy")),
-        *(("paper", name) for name in ("sub_batch", "few", "gram", "lazy")),
+        *(("paper", name) for name in ("sub_batch", "gram", "auto")),
     ],
 )
 def test_training_meets_the_same_gradients(batch_stats, estimator, tolerance: Tolerance) -> None:
@@ -61,7 +61,7 @@ def test_training_meets_the_same_gradients(batch_stats, estimator, tolerance: To
 
     def gradient(reverse_only: bool):
         keys = jax.random.split(jax.random.key(2), 24)
-        context = TrainContext(keys=keys, reverse_only=reverse_only, step=jnp.array(0))
+        context = TrainContext(keys=keys, reverse_only=reverse_only, step=jnp.array(7))  # lazy: due
         value = lambda p: method.loss(p, x, labels, context).objective()
         return jax.jit(jax.grad(value))(params).network
 
