@@ -76,7 +76,7 @@ JACOBIAN_ESTIMATORS: dict[str, JacobianEstimator] = {
     # cost, on SmallMLP untrained and trained (experiments/README.md).
     "probe": JacobianEstimator(authors_sub_batch_size, gradient="probe", per_example=True),
     # One probe for each of the few: the cheapest of all, and unbiased. It trained as well as
-    # "sub_batch" over four seeds of 2,500 steps of SmallMLP; on ResNet20, whose mixtures start at
+    # "sub_batch" over four seeds of 15,000 steps of SmallMLP; on ResNet20, whose mixtures start at
     # zero, it dominates the noise of the first steps, and "few" is the one to take
     # (experiments/README.md).
     "fast": JacobianEstimator(_few, gradient="probe", per_example=True),
