@@ -39,19 +39,21 @@ class Comparison(NamedTuple):
         """
         if self.paper is None or not self.ours:
             return None
-        mean, printed = self.paper
-        deviation = max(printed, 0.5 * 10**-self.digits)  # zero is rounded: half its last digit
-        own = float(np.std(self.ours)) if len(self.ours) > 1 else deviation
-        error = math.sqrt(deviation**2 / PAPER_SEEDS + own**2 / len(self.ours))
-        return (float(np.mean(self.ours)) - mean) / error
+        theirs, own = self._deviations(self.paper[1])
+        error = math.sqrt(theirs**2 / PAPER_SEEDS + own**2 / len(self.ours))
+        return (float(np.mean(self.ours)) - self.paper[0]) / error
+
+    def _deviations(self, printed: float) -> tuple[float, float]:
+        """The paper's, of which zero is rounded and counts as half its last digit; and ours."""
+        theirs = max(printed, 0.5 * 10**-self.digits)
+        return theirs, float(np.std(self.ours)) if len(self.ours) > 1 else theirs
 
     def deviations_text(self) -> str:
         """Ours, and in parentheses ours minus the paper's in both deviations combined."""
         if self.paper is None or not self.ours:
             return self.mean_text()
-        mean, deviation = self.paper
-        own = float(np.std(self.ours)) if len(self.ours) > 1 else deviation
-        difference = (float(np.mean(self.ours)) - mean) / math.hypot(deviation, own)
+        both = math.hypot(*self._deviations(self.paper[1]))
+        difference = (float(np.mean(self.ours)) - self.paper[0]) / both
         return f"{self.mean_text()} ({difference:+z.1f})"
 
     def paper_text(self) -> str:

@@ -125,6 +125,7 @@ def test_a_deviation_printed_as_zero_is_half_its_last_digit():
     seen = comparison.Comparison((0.62, 0.0), (0.6,), 2)
     assert seen.difference == pytest.approx(-3.578, abs=5e-4)
     assert seen.is_far
+    assert seen.deviations_text() == "0.60 (-2.8)"  # 0.02 / (0.005 sqrt 2)
 
 
 def test_detectors_do_not_mix():
