@@ -46,7 +46,6 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 # A dense first layer allows the exact full batch in Gram form.
 _FULL_BATCH = {"small_mlp": "gram", "resnet20": "exact"}
-_STEPS = {"small_mlp": 8, "resnet20": 1}  # per call: one for ResNet20, whose steps are long
 _REPEATS = {"small_mlp": (9, 25), "resnet20": (3, 7)}  # at least and at most
 _QUICK_SECONDS = 45.0  # of repeats; --quick takes no more than the least from then on
 _LONG = ("mass_lazy", "mass_exact_full_batch")  # of ResNet20: minutes each, not for --quick
@@ -83,7 +82,7 @@ class Subject(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = Parser(prog="python -m experiments.benchmark", description=__doc__)
-    parser.add_argument("--network", choices=sorted(_STEPS), help="default: both")
+    parser.add_argument("--network", choices=sorted(_REPEATS), help="default: both")
     parser.add_argument("--quick", action="store_true", help="fewer repeats: under 10 minutes")
     parser.add_argument("--peer", choices=["torch"], help="the same steps in plain PyTorch")
     parser.add_argument(
@@ -107,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError):
         parser.error(f"--json={options.json}: exists and holds no benchmark; name another file")
     here = recorded(environment()) | {"quick": options.quick}
-    for network in [options.network] if options.network else sorted(_STEPS, reverse=True):
+    for network in [options.network] if options.network else sorted(_REPEATS, reverse=True):
         outcome[network], peak = measure(network, options.quick, peer)
         outcome["environment"][network] = here | {"matmul_gflops": peak}
         print(as_text(network, outcome[network], peak), flush=True)
@@ -234,7 +233,8 @@ def _subject(network: str, variant: str, dataset: Dataset) -> Subject:
     experiment = make_experiment(config, dataset)
     step = make_train_step(experiment, dataset.normalisation)
     runner = make_runner(step, "pmap")
-    steps = max(_STEPS[network], jacobian_cycle(config))  # a lazy estimator needs a whole period
+    cycle = jacobian_cycle(config)  # of a lazy estimator, whole ones
+    steps = -(-config.steps_per_dispatch // cycle) * cycle
     state = runner.place_state(jax.device_get(experiment.initial_state()))
     data = runner.place_data(Batch(*map(jax.numpy.asarray, dataset.train)))
     generator = np.random.default_rng(1)

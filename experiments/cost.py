@@ -19,6 +19,7 @@ from mass_jax.data import Dataset
 from mass_jax.experiment import jacobian_cycle, make_experiment
 from mass_jax.method import BuildNetwork
 from mass_jax.train_step import AXIS, Batch, make_train_step
+from mass_jax.turned_kernel import turned
 
 BENCHMARK = RESULTS / "benchmark.json"
 _SIZE = 1024  # of the square matrices whose product is timed
@@ -83,7 +84,7 @@ def _flops_when_due(
     def on_one_device(leaf: Any, count: tuple[int, ...] = ()) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((1, *count, *leaf.shape), leaf.dtype)
 
-    state = jax.tree.map(on_one_device, jax.eval_shape(experiment.initial_state))
+    state = jax.tree.map(on_one_device, jax.eval_shape(lambda: turned(experiment.initial_state())))
     rows = (config.batch_size,)
     parts: Any = [on_one_device(part[0], rows) for part in dataset.train]
     mapped = jax.pmap(step, axis_name=AXIS, in_axes=(0, 0, None))

@@ -5,6 +5,7 @@ log-determinant and both derivatives need no more of the input's ``D`` numbers t
 with ``J``, or two with ``W^T W`` where that is cheaper. ``J J^T`` itself is had as ``(J W) A^T``.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -18,10 +19,10 @@ from mass_jax.log_determinant import (
     half_log_det_of_gram,
     product,
 )
-from mass_jax.turned_gradient import turned_product_of_tangent
+from mass_jax.turned_kernel import trained_product_of_tangent, turned_product
 
 DenseForm = Literal["rows", "turned", "gram"]
-_MOST_OUTER_PRODUCTS = 4
+_ROWS = 8  # XLA's CPU backend takes a fifth longer for 255 rows than for 256
 
 
 def gram_is_cheaper(num_examples: int, output_dim: int, input_dim: int, width: int) -> bool:
@@ -53,8 +54,8 @@ def half_log_det_behind(
       kernel: ``W``, ``[D, H]``.
       noise: standard normal ``[n, D]`` for a one-probe gradient (`half_log_det_by_probe`);
         ``None``: the exact one.
-      form: ``"rows"`` by ``J`` itself; ``"turned"`` too, beside another `turned_product` by the
-        same kernel; ``"gram"`` by ``A (W^T W) A^T``, for ``H < D`` and the exact
+      form: ``"rows"`` by ``J`` itself; ``"turned"`` too, for a kernel that is trained turned
+        (`turned_kernel`); ``"gram"`` by ``A (W^T W) A^T``, for ``H < D`` and the exact
         gradient.
       singular: see `half_log_det_gram`.
 
@@ -65,12 +66,15 @@ def half_log_det_behind(
 
 
 class _WithGradients(NamedTuple):
-    """The derivative is ``<by_rows, dA> + <right, left dW>``; for ``"gram"`` left is ``A W^T``."""
+    """The derivative is ``<by_rows, dA> + <right, left dW>``; ``W^T dW`` for ``dW`` in ``"gram"``.
+
+    Rows of ``left`` and ``right`` are P of every example, P = R or 1 for a probe, and zeros.
+    """
 
     value: jax.Array  # [n]
     by_rows: jax.Array  # [n, R, H]
-    left: jax.Array  # [n, P, D]; [n, R, H] for "gram"
-    right: jax.Array  # [n, P, H], P = R, or 1 for a probe
+    left: jax.Array  # [N, D]; [N, H] for "gram"
+    right: jax.Array  # [N, H]
 
 
 @half_log_det_behind.defjvp
@@ -85,23 +89,16 @@ def _half_log_det_behind_jvp(
     # d(W^T W) is W^T dW and its transpose; A^T (J J^T)^-1 A is symmetric, so one counts twice.
     by_kernel = product(kernel.T, kernel_tangent) if form == "gram" else kernel_tangent
     through = _through(made.left, by_kernel, form)
+    count = len(rows) * (rows.shape[1] if noise is None else 1)
+    along_kernel = jnp.sum(made.right * through, axis=-1)[:count].reshape(len(rows), -1)
     along_rows = jnp.sum(made.by_rows * rows_tangent, axis=(-2, -1))
-    return made.value, along_rows + jnp.sum(made.right * through, axis=(-2, -1))
+    return made.value, along_rows + jnp.sum(along_kernel, axis=-1)
 
 
 def _through(left: jax.Array, kernel_tangent: jax.Array, form: DenseForm) -> jax.Array:
-    """``left`` times a tangent of the kernel, so that its transpose is the kernel's gradient.
-
-    A few rows as outer products: XLA adds them up inside the optimiser's update, where a product
-    would first write a matrix as large as the kernel.
-    """
-    if form == "turned":
-        flat = turned_product_of_tangent(left.reshape(-1, left.shape[-1]), kernel_tangent)
-        return flat.reshape(*left.shape[:-1], -1)
-    if left.shape[0] * left.shape[1] > _MOST_OUTER_PRODUCTS:
-        return _flat_product(left, kernel_tangent)
-    rows = [jnp.sum(row[:, None] * kernel_tangent, axis=0) for example in left for row in example]
-    return jnp.stack(rows).reshape(*left.shape[:-1], -1)
+    """``left`` times a tangent of the kernel, so that its transpose is the kernel's gradient."""
+    multiply = trained_product_of_tangent if form == "turned" else jnp.matmul
+    return multiply(left, kernel_tangent)
 
 
 @partial(jax.jit, static_argnames=("form", "singular"))
@@ -116,48 +113,64 @@ def _with_gradients(
     rows, kernel = rows.astype(dtype), kernel.astype(dtype)
     if form == "gram":
         return _by_gram(rows, kernel, singular)
-    return _by_rows(rows, kernel, noise, singular)
-
-
-def _by_rows(
-    rows: jax.Array, kernel: jax.Array, noise: jax.Array | None, singular: SingularPolicy
-) -> _WithGradients:
-    jacobian = _flat_product(rows, kernel.T, "highest")
+    by_kernel = turned_product if form == "turned" else product
     if noise is not None:
-        return _by_probe(jacobian, rows, kernel, noise, singular)
-    through = _flat_product(jacobian, kernel, "highest")
-    plain = _log_det_between(through, rows)
-    value, (by_rows, right) = _solved(plain, jacobian, (through, rows), singular)
-    return _WithGradients(value, by_rows, jacobian, right)
+        return _by_probe(rows, kernel, noise, by_kernel, singular)
+    jacobian = product(_flat(rows), kernel.T)  # [N, D]
+    through = _by_example(by_kernel(jacobian, kernel), rows)
+    value, (by_rows, right) = _solved(
+        _log_det_between(through, rows),
+        (through, rows),
+        lambda: half_log_det_and_solved(_by_example(jacobian, rows), (through, rows), singular),
+    )
+    return _WithGradients(value, by_rows, jacobian, _flat(right))
 
 
 def _by_probe(
-    jacobian: jax.Array,
     rows: jax.Array,
     kernel: jax.Array,
     noise: jax.Array,
+    by_kernel: Callable[[jax.Array, jax.Array], jax.Array],
     singular: SingularPolicy,
 ) -> _WithGradients:
     """The gradient of ``1/2 |J^T v|^2`` at fixed ``v = (J J^T)^-1 J e``, with ``u = J^T v``."""
+    jacobian = _by_example(product(_flat(rows), kernel.T), rows)
     gram = jnp.einsum("nrd,nsd->nrs", jacobian, jacobian, precision="highest")
     along_noise = jnp.einsum("nrd,nd->nr", jacobian, noise)[:, :, None]  # J e, [n, R, 1]
-    value, (probe,) = _solved(half_log_det_of_gram(gram), jacobian, (along_noise,), singular)
-    along = jnp.sum(probe * jacobian, axis=1, keepdims=True)  # u, [n, 1, D]
-    behind = jnp.sum(probe * rows, axis=1, keepdims=True)  # A^T v, [n, 1, H]
-    return _WithGradients(value, probe * _flat_product(along, kernel), along, behind)
+    value, (probe,) = _solved(
+        half_log_det_of_gram(gram),
+        (along_noise,),
+        lambda: half_log_det_and_solved(jacobian, (along_noise,), singular),
+    )
+    along = jnp.sum(probe * jacobian, axis=1)  # u, [n, D]
+    behind = jnp.sum(probe * rows, axis=1)  # A^T v, [n, H]
+    return _WithGradients(value, probe * by_kernel(along, kernel)[:, None], along, behind)
+
+
+def _by_gram(rows: jax.Array, kernel: jax.Array, singular: SingularPolicy) -> _WithGradients:
+    flat = _flat(rows)
+    through = _by_example(product(flat, product(kernel.T, kernel)), rows)
+
+    def by_jacobian() -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        jacobian = product(flat, kernel.T)
+        sides = (_by_example(product(jacobian, kernel), rows), rows)
+        return half_log_det_and_solved(_by_example(jacobian, rows), sides, singular)
+
+    plain = _log_det_between(through, rows)
+    value, (by_rows, right) = _solved(plain, (through, rows), by_jacobian)
+    return _WithGradients(value, by_rows, flat, _flat(right))
 
 
 def _solved(
     plain: GramLogDet,
-    jacobian: jax.Array,
     right_sides: tuple[jax.Array, ...],
-    singular: SingularPolicy,
+    by_jacobian: Callable[[], tuple[jax.Array, tuple[jax.Array, ...]]],
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """`half_log_det_and_solved`, by the Gram matrices alone where they are sound."""
     return jax.lax.cond(
         jnp.all(plain.is_sound),
         lambda: (plain.value, tuple(product(plain.precision, side) for side in right_sides)),
-        lambda: half_log_det_and_solved(jacobian, right_sides, singular),
+        by_jacobian,
     )
 
 
@@ -170,26 +183,12 @@ def _log_det_between(through: jax.Array, rows: jax.Array) -> GramLogDet:
     return half_log_det_of_gram(jnp.einsum("nrh,nsh->nrs", through, rows, precision="highest"))
 
 
-def _by_gram(rows: jax.Array, kernel: jax.Array, singular: SingularPolicy) -> _WithGradients:
-    through = _flat_product(rows, product(kernel.T, kernel), "highest")
-    plain = _log_det_between(through, rows)
-
-    def by_jacobian() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        jacobian = _flat_product(rows, kernel.T, "highest")
-        sides = (_flat_product(jacobian, kernel, "highest"), rows)
-        return half_log_det_and_solved(jacobian, sides, singular)
-
-    value, (by_rows, solved) = jax.lax.cond(
-        jnp.all(plain.is_sound),
-        lambda: (plain.value, tuple(product(plain.precision, side) for side in (through, rows))),
-        by_jacobian,
-    )
-    return _WithGradients(value, by_rows, rows, solved)
-
-
-def _flat_product(
-    rows: jax.Array, matrix: jax.Array, precision: Literal["highest"] | None = None
-) -> jax.Array:
-    """``[n, R, H]`` by ``[H, K]`` as one large product."""
+def _flat(rows: jax.Array) -> jax.Array:
+    """``[n, R, H]`` as ``[N, H]``, with zeros to a multiple of `_ROWS`."""
     flat = rows.reshape(-1, rows.shape[-1])
-    return jnp.matmul(flat, matrix, precision=precision).reshape(*rows.shape[:-1], -1)
+    return jnp.pad(flat, ((0, -len(flat) % _ROWS), (0, 0)))
+
+
+def _by_example(flat: jax.Array, rows: jax.Array) -> jax.Array:
+    """``[N, K]`` as ``[n, R, K]``, the inverse of `_flat` for rows ``[n, R, H]``."""
+    return flat[: rows.shape[0] * rows.shape[1]].reshape(*rows.shape[:2], -1)

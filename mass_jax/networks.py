@@ -26,8 +26,9 @@ from mass_jax.layers import (
     Dropout,
     Linear,
     TrainContext,
+    elu,
 )
-from mass_jax.turned_gradient import turning_is_faster
+from mass_jax.turned_kernel import turning_is_faster
 
 __all__ = [
     "EVALUATION",
@@ -88,7 +89,7 @@ class SmallMLP(nn.Module):
 
     output_dim: int
     hidden: tuple[int, ...] = (400, 200)
-    nonlinearity: Callable[[jax.Array], jax.Array] = nn.elu
+    nonlinearity: Callable[[jax.Array], jax.Array] = elu
     dropout_rate: float = 0.0
     batch_norm: bool = True
     scale_init: Callable[..., jax.Array] = nn.initializers.ones
@@ -107,7 +108,7 @@ class SmallMLP(nn.Module):
             if index == 0 and context.first is not None:
                 x = context.first
             else:
-                x = Linear(width, name=f"linear_{index}")(x)
+                x = Linear(width, turned=context.reverse_only, name=f"linear_{index}")(x)
             if self.batch_norm:
                 x = BatchNorm(self.scale_init, name=f"norm_{index}")(x, context)
             x = self.nonlinearity(x)
@@ -241,7 +242,7 @@ class FirstLayer(NamedTuple):
     Attributes:
       kernel: ``[D, width]``.
       output: ``[B, width]``, what it gives for a batch.
-      turned: whether by `turned_product`.
+      turned: whether training has it by `trained_product`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -263,7 +264,7 @@ def dense_first_layer(
       module: a network; one with such a layer names it by a property ``first_dense``.
       params: its weights.
       x: ``[B, ...]``.
-      turned: by `turned_product`, where `turning_is_faster`.
+      turned: by `trained_product`, where `turning_is_faster`.
 
     Returns:
       The layer and its output; ``None`` for other networks.
@@ -280,9 +281,8 @@ def dense_first_layer(
         return None
     kernel = params[name]["kernel"]
     flat = x.reshape(x.shape[0], -1).astype(getattr(module, "dtype", None) or x.dtype)
-    turned = turned and turning_is_faster(kernel)
     output: Any = Linear(kernel.shape[1], turned=turned).apply({"params": params[name]}, flat)
-    return FirstLayer(kernel, output, turned)
+    return FirstLayer(kernel, output, turned and turning_is_faster(kernel))
 
 
 def apply(

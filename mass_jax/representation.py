@@ -88,8 +88,7 @@ def represent(
         return _represent_in_two_parts(params, x, num_jacobian, estimator, context, singular)
 
     in_one_piece = mode != "forward" and chunk_size is None
-    turned = in_one_piece and num_jacobian > 0 and _adds_kernel_gradients(estimator, context)
-    dense = networks.dense_first_layer(params.module, params.network, x, turned)
+    dense = networks.dense_first_layer(params.module, params.network, x, context.reverse_only)
     first = None if dense is None else dense.output
     if batch_stats == "running":
         statistics = running = params.batch_stats
@@ -141,12 +140,6 @@ def represent(
     else:
         values = jacobian.map_chunks(of_many, (images, keys), chunk_size)
     return Representation(z, values, rows.weights, running)
-
-
-def _adds_kernel_gradients(estimator: JacobianEstimator, context: TrainContext) -> bool:
-    """Whether the network and its Jacobians give the first kernel a large gradient each."""
-    exact = estimator.gradient == "exact" and estimator.form == "rows" and estimator.every == 1
-    return exact and context.reverse_only
 
 
 def _check_form(estimator: JacobianEstimator, dense: FirstLayer | None) -> None:
@@ -218,8 +211,7 @@ def _represent_in_two_parts(
     """The ``"paper"`` definition: sub-batch and rest forwarded apart, in that order."""
     surely, maybe, weights = _sub_batch_rows(num_jacobian, context.axis_name)
 
-    turned = _adds_kernel_gradients(estimator, context)
-    dense = networks.dense_first_layer(params.module, params.network, x, turned)
+    dense = networks.dense_first_layer(params.module, params.network, x, context.reverse_only)
     _check_form(estimator, dense)
 
     def part_context(keep: slice, part_weights: jax.Array) -> TrainContext:

@@ -15,6 +15,7 @@ from mass_jax.data import Normalisation, normalise
 from mass_jax.experiment import Experiment, TrainState
 from mass_jax.model import ModelParams
 from mass_jax.networks import TrainContext
+from mass_jax.turned_kernel import turned
 
 AXIS = "devices"
 
@@ -33,6 +34,8 @@ def make_train_step(
     experiment: Experiment, normalisation: Normalisation, reverse_only: bool = True
 ) -> StepFn:
     """``train_step(state, batch, key)``, to be run under the device axis `AXIS`.
+
+    Its states are `turned`.
 
     Row ``i`` of device ``d`` of ``D`` is row ``i D + d`` of the global batch, and its
     randomness depends on that position only: one device or eight draw the same.
@@ -56,7 +59,7 @@ def make_train_step(
         )
 
         def objective(params: ModelParams) -> tuple[jax.Array, Any]:
-            loss = method.loss(params, images, batch.labels, context)
+            loss = method.loss(turned(params), images, batch.labels, context)
             return loss.objective(axis_name), loss
 
         (value, loss), gradient = jax.value_and_grad(objective, has_aux=True)(state.params)
@@ -95,8 +98,8 @@ class Runner(NamedTuple):
     """A train step spread over devices, several steps per call.
 
     Attributes:
-      place_state: host state to devices.
-      fetch_state: devices to a host state (NumPy leaves).
+      place_state: host state to devices, `turned`.
+      fetch_state: devices to a host state (NumPy leaves), in its plain shapes again.
       place_data: resident training arrays to devices.
       run: ``(state, data, rows, count, key)`` to the state ``count`` steps on, and
         metrics ``[K]`` each; compiled once.
@@ -129,7 +132,9 @@ def _steps(
         chosen = jax.tree.map(lambda leaf: leaf[index], rows)
         if data is None:
             return chosen
-        return Batch(data.images[chosen], data.labels[chosen])
+        # Whole examples in a row: to XLA's CPU backend, gathering them is then a plain copy.
+        flat = data.images.reshape(len(data.images), -1)
+        return Batch(flat[chosen].reshape(-1, *data.images.shape[1:]), data.labels[chosen])
 
     def body(index: Any, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
         state, history = carry
@@ -144,6 +149,10 @@ def _steps(
     shapes = jax.eval_shape(lambda s: train_step(s, batch_at(0), key)[1], state)
     history = {name: jnp.zeros(length, value.dtype) for name, value in shapes.items()}
     return jax.lax.fori_loop(0, count, body, (state, history))
+
+
+def _on_host(state: TrainState) -> TrainState:
+    return jax.tree.map(np.ascontiguousarray, turned(jax.device_get(state)))
 
 
 def _pmap_runner(train_step: StepFn) -> Runner:
@@ -171,8 +180,8 @@ def _pmap_runner(train_step: StepFn) -> Runner:
         return state, jax_utils.unreplicate(metrics)
 
     return Runner(
-        place_state=replicate,
-        fetch_state=lambda state: jax.device_get(jax_utils.unreplicate(state)),
+        place_state=lambda state: replicate(turned(state)),
+        fetch_state=lambda state: _on_host(jax_utils.unreplicate(state)),
         place_data=lambda data: None if data is None else replicate(data),
         run=run_and_unreplicate,
         lower=run.lower,
@@ -210,8 +219,8 @@ def _shard_map_runner(train_step: StepFn) -> Runner:
         )
 
     return Runner(
-        place_state=lambda state: place(state, replicated),
-        fetch_state=jax.device_get,
+        place_state=lambda state: place(turned(state), replicated),
+        fetch_state=_on_host,
         place_data=lambda data: None if data is None else place(data, replicated),
         run=lambda state, data, rows, *more: run(state, data, place(rows, sharded), *more),
         lower=lambda state, data, rows, *more: run.lower(state, data, place(rows, sharded), *more),

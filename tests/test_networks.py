@@ -7,6 +7,7 @@ PyTorch's running update by hand, and invariances (padding, devices, company in 
 import math
 from functools import partial
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from scipy.signal import correlate2d
 from mass_jax import networks
 from mass_jax.config import apply_overrides, resolve
 from mass_jax.experiment import network_builder
+from mass_jax.layers import elu
 from mass_jax.networks import BatchNorm, Dropout, ResNet20, SmallMLP, TrainContext
 from mass_jax.options import load_config
 
@@ -251,9 +253,21 @@ def test_forward_pass(module, input_shape, forward, nonlinearity, in_numpy, tole
     np.testing.assert_allclose(ours, theirs, rtol=tolerance.exact, atol=tolerance.exact)
 
 
+@pytest.mark.parametrize("derivative", [0, 1, 2])
+def test_elu_and_its_derivatives(derivative, tolerance):
+    """Oracle: Flax's elu, differentiated by JAX in reverse mode, then forward."""
+    x = jnp.array([-80.0, -3.0, -1e-3, -0.0, 0.0, 1e-3, 2.0])
+    ours, theirs = elu, nn.elu
+    for mode in (jax.grad, lambda f: lambda v: jax.jvp(f, (v,), (jnp.ones_like(v),))[1])[
+        :derivative
+    ]:
+        ours, theirs = mode(ours), mode(theirs)
+    chex.assert_trees_all_close(jax.vmap(ours)(x), jax.vmap(theirs)(x), atol=tolerance.exact)
+
+
 def test_default_nonlinearities():
     """Oracle: the paper: elu in SmallMLP, ReLU in ResNet20."""
-    assert SmallMLP(1).nonlinearity is nn.elu
+    assert SmallMLP(1).nonlinearity is elu
     assert ResNet20(1).nonlinearity is nn.relu
 
 

@@ -1,6 +1,7 @@
 """What the trainer is fed: arrays in memory, their statistics and their digests."""
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -237,10 +238,15 @@ def normalise(images: jax.Array, normalisation: Normalisation) -> jax.Array:
       >>> normalise(np.array([[6]], np.uint8), statistics).tolist()
       [[1.0]]
     """
-    shape = (1,) * (images.ndim - 1) + (-1,)
-    mean = jnp.asarray(normalisation.mean).reshape(shape)
-    std = jnp.asarray(normalisation.std).reshape(shape)
-    return (images.astype(jnp.float32) - mean) / std
+    # In rows as long as an example, by one over std: XLA's CPU backend is five times slower with
+    # rows of channels and divisions.
+    positions = math.prod(images.shape[1:-1])
+    rows = images.reshape(-1, positions * images.shape[-1]).astype(jnp.float32)
+    by_position = (
+        jnp.tile(vector, positions) for vector in (normalisation.mean, 1 / normalisation.std)
+    )
+    mean, scale = jax.lax.optimization_barrier(tuple(by_position))
+    return ((rows - mean[None]) * scale[None]).reshape(images.shape)
 
 
 def sha256_of_array(array: np.ndarray) -> str:
