@@ -6,6 +6,7 @@ one found to ``experiments/results/variants/``; ``experiments.tables`` puts it b
 """
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,10 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def beside_the_paper(directory: Path = VARIANTS, results: Path = RESULTS) -> str:
-    """Our full-length cells and their variants under the paper's rows, as Markdown."""
-    variants = {
-        path.stem: json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))
-    }
+    """Our full-length cells and their variants under the paper's rows, as Markdown.
+
+    Further seeds of a variant are named like it, with ``-seed1`` behind, and stand in its row.
+    """
+    variants: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(directory.glob("*.json")):
+        name = re.sub(r"-seed\d+$", "", path.stem)
+        variants.setdefault(name, []).append(json.loads(path.read_text()))
     cells = [run for run in records(results) if run["steps"] == PAPER_STEPS[run["network"]]]
     lines = [
         "| cell | run | steps | accuracy % | NLL | Brier | entropy |",
@@ -52,7 +57,7 @@ def beside_the_paper(directory: Path = VARIANTS, results: Path = RESULTS) -> str
             setting = _setting_of_row(table, row)
             of_cell = [run for run in cells if _setting(run) == setting]
             beside = {"ours": of_cell} if of_cell else {}
-            beside |= {n: [run] for n, run in variants.items() if _setting(run) == setting}
+            beside |= {n: runs for n, runs in variants.items() if _setting(runs[0]) == setting}
             if not beside:
                 continue
             steps = PAPER_STEPS[NETWORKS[table["network"]]]
@@ -60,7 +65,8 @@ def beside_the_paper(directory: Path = VARIANTS, results: Path = RESULTS) -> str
             lines.append(_line(_cell_label(table, row), "paper", steps, numbers))
             for name, runs in beside.items():
                 numbers = [_compared(row, metric, runs).deviations_text() for metric in _DIGITS]
-                lines.append(_line("", name, runs[0]["steps"], numbers))
+                seeds = f" (n={len(runs)})" if len(runs) > 1 else ""
+                lines.append(_line("", name + seeds, runs[0]["steps"], numbers))
     return "\n".join(lines) + "\n"
 
 

@@ -56,7 +56,11 @@ def test_our_cells_stand_with_their_deviation_over_seeds(tmp_path):
     for name, nll in (("a", 8.0), ("b", 10.0)):
         (tmp_path / f"{name}.json").write_text(json.dumps(record | {"nll": nll}))
     *_, line = variants.beside_the_paper(tmp_path / "none", tmp_path).splitlines()
-    assert line.split(" | ")[1:5] == ["ours", "100,000", "34.2 ± 0.0 (+0.0)", "9.00 ± 1.00 (+0.7)"]
+    expected = ["100,000", "34.2 ± 0.0 (+0.0)", "9.00 ± 1.00 (+0.7)"]
+    assert line.split(" | ")[1:5] == ["ours (n=2)", *expected]
+    (tmp_path / "b.json").rename(tmp_path / "a-seed1.json")
+    *_, line = variants.beside_the_paper(tmp_path, tmp_path / "none").splitlines()
+    assert line.split(" | ")[1:5] == ["a (n=2)", *expected]
 
 
 @pytest.mark.parametrize(
