@@ -2,7 +2,7 @@
 
     python -m mass_jax.main --config=configs/softmax_ce_resnet20.py --config.train_size=2500
 
-Cost: 1.6 seconds a step on 2 CPU cores; full length needs an accelerator.
+Cost: 0.2 to 1.6 seconds a step on 2 CPU cores, by the machine; full length needs an accelerator.
 Expected: test accuracy 50.0 / 67.5 / 81.7 % at 2,500 / 10,000 / 40,000 examples
 (arXiv:1905.07822, Tables 2 and 6 to 8; mean over 4 seeds).
 """
