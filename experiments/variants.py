@@ -46,7 +46,11 @@ def beside_the_paper(directory: Path = VARIANTS, results: Path = RESULTS) -> str
     variants: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(directory.glob("*.json")):
         name = re.sub(r"-seed\d+$", "", path.stem)
-        variants.setdefault(name, []).append(json.loads(path.read_text()))
+        run = json.loads(path.read_text())
+        like = variants.setdefault(name, [])
+        if like and (_setting(run), run["steps"]) != (_setting(like[0]), like[0]["steps"]):
+            raise ValueError(f"{path}: not a further seed of {name}: another cell or length")
+        like.append(run)
     cells = [run for run in records(results) if run["steps"] == PAPER_STEPS[run["network"]]]
     lines = [
         "| cell | run | steps | accuracy % | NLL | Brier | entropy |",

@@ -88,17 +88,13 @@ def _half_log_det_behind_jvp(
     made = _with_gradients(rows, kernel, noise, form, singular)
     # d(W^T W) is W^T dW and its transpose; A^T (J J^T)^-1 A is symmetric, so one counts twice.
     by_kernel = product(kernel.T, kernel_tangent) if form == "gram" else kernel_tangent
-    through = _through(made.left, by_kernel, form)
+    multiply = trained_product_of_tangent if form == "turned" else jnp.matmul
+    # Their product by the tangent: its transpose is the kernel's gradient.
+    through = multiply(made.left, by_kernel.astype(made.left.dtype))
     count = len(rows) * (rows.shape[1] if noise is None else 1)
     along_kernel = jnp.sum(made.right * through, axis=-1)[:count].reshape(len(rows), -1)
     along_rows = jnp.sum(made.by_rows * rows_tangent, axis=(-2, -1))
     return made.value, along_rows + jnp.sum(along_kernel, axis=-1)
-
-
-def _through(left: jax.Array, kernel_tangent: jax.Array, form: DenseForm) -> jax.Array:
-    """``left`` times a tangent of the kernel, so that its transpose is the kernel's gradient."""
-    multiply = trained_product_of_tangent if form == "turned" else jnp.matmul
-    return multiply(left, kernel_tangent)
 
 
 @partial(jax.jit, static_argnames=("form", "singular"))

@@ -37,8 +37,8 @@ class TrainContext(NamedTuple):
       step: of training, for what happens only now and then.
       first: ``[B, width]``, what the network's dense first layer gives for ``x``, where it is
         known already; the derivative by it is the Jacobian behind that layer.
-      reverse_only: the result will be differentiated in reverse mode only, which
-        lets convolutions use rules that are faster on CPUs.
+      reverse_only: the result will be differentiated in reverse mode only, and not mapped over
+        models, which lets layers use rules that are faster on CPUs.
 
     Example:
       >>> import jax
@@ -221,7 +221,8 @@ class Linear(nn.Module):
 
         kernel = self.param("kernel", self.kernel_init or uniform, (fan_in, self.features))
         bias = self.param("bias", uniform, (self.features,))
-        multiply = trained_product if self.turned and turning_is_faster(kernel) else jnp.matmul
+        turned = self.turned and x.ndim == 2 and turning_is_faster(kernel)
+        multiply = trained_product if turned else jnp.matmul
         return multiply(x, kernel.astype(x.dtype)) + _as_row(bias.astype(x.dtype), x.ndim)
 
 

@@ -71,7 +71,7 @@ def make_train_step(
             gradient, accuracy = jax.lax.pmean((gradient, accuracy), axis_name)
         updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        params = params.replace(batch_stats=loss.batch_stats)
+        params = params.replace(batch_stats=turned(loss.batch_stats))
         metrics = {
             "loss": value,
             **{name: term.mean(axis_name) for name, term in loss.terms.items()},
@@ -132,9 +132,7 @@ def _steps(
         chosen = jax.tree.map(lambda leaf: leaf[index], rows)
         if data is None:
             return chosen
-        # Whole examples in a row: to XLA's CPU backend, gathering them is then a plain copy.
-        flat = data.images.reshape(len(data.images), -1)
-        return Batch(flat[chosen].reshape(-1, *data.images.shape[1:]), data.labels[chosen])
+        return Batch(data.images[chosen], data.labels[chosen])
 
     def body(index: Any, carry: tuple[TrainState, Metrics]) -> tuple[TrainState, Metrics]:
         state, history = carry
@@ -152,7 +150,7 @@ def _steps(
 
 
 def _on_host(state: TrainState) -> TrainState:
-    return jax.tree.map(np.ascontiguousarray, turned(jax.device_get(state)))
+    return jax.tree.map(partial(np.asarray, order="C"), turned(jax.device_get(state)))
 
 
 def _pmap_runner(train_step: StepFn) -> Runner:

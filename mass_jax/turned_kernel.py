@@ -1,10 +1,9 @@
 """Large kernels of dense layers, trained as their transposes on CPUs.
 
-XLA's CPU backend is fastest at products whose large matrix is ``[H, D]`` for a kernel ``[D, H]``
-with many inputs ``D``: at ``(K^T x^T)^T`` by a fifth faster than at ``x K``, and at the gradient
-``g^T x`` by half than at ``x^T g``. So a training state on devices holds such kernels, and
-what the optimiser keeps of them, turned; in the plain shape nothing sees that but the loss, whose
-transposes XLA takes into its products. On accelerators nothing is turned.
+For a kernel ``[D, H]`` of many inputs ``D`` XLA's CPU backend is half as fast again at the gradient
+``g^T x`` as at ``x^T g``, and by a fifth at ``(K^T x^T)^T`` as at ``x K``. So a training state on
+devices holds large matrices, and what the optimiser keeps of them, turned. Only the loss sees them
+in their plain shape, by transposes that XLA takes into its products. Accelerators turn nothing.
 """
 
 from functools import reduce
@@ -58,7 +57,10 @@ trained_product.defvjp(
 
 
 def trained_product_of_tangent(x: jax.Array, tangent: jax.Array) -> jax.Array:
-    """`trained_product` inside a rule for tangents: to be transposed, not differentiated."""
+    """`trained_product` inside a rule for tangents: to be transposed, no more.
+
+    It has no rule for `jax.vmap`.
+    """
     return jax.custom_derivatives.linear_call(
         lambda rows, linear: rows @ linear, turned_gradient, x, tangent
     )
@@ -85,7 +87,7 @@ def turned_gradient(x: jax.Array, g: jax.Array) -> jax.Array:
       >>> turned_gradient(x, g).shape
       (32, 16)
     """
-    if len(x) <= _FEW:
+    if 0 < len(x) <= _FEW:
         return reduce(
             jnp.add, [of_g[:, None] * row[None] for of_g, row in zip(g, x, strict=True)]
         ).T

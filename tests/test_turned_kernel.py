@@ -55,8 +55,11 @@ def test_only_large_matrices_are_turned(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(turned(turned(leaf)), leaf)
 
 
-@pytest.mark.parametrize("method", ["softmax_ce", "vib", "mass"])
-def test_training_is_the_same_without_turning(method, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "parallel"),
+    [("softmax_ce", "pmap"), ("vib", "shard_map"), ("mass", "pmap"), ("mass", "shard_map")],
+)
+def test_training_is_the_same_without_turning(method, parallel, monkeypatch) -> None:
     """SmallMLP's first kernel and Adam's moments of it, placed, trained and fetched."""
     images = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), np.uint8)
     dataset = dataset_from_arrays(images, np.arange(40) % 10, images[:10], np.arange(10))
@@ -68,10 +71,11 @@ def test_training_is_the_same_without_turning(method, monkeypatch) -> None:
 
     def trained() -> TrainState:
         step = make_train_step(experiment, dataset.normalisation)
-        runner = make_runner(step, "pmap")
+        runner = make_runner(step, parallel)
         data = runner.place_data(Batch(*map(jnp.asarray, dataset.train)))
         state = runner.place_state(start)
         chex.assert_trees_all_equal(runner.fetch_state(state), start)
+        chex.assert_trees_all_equal_shapes_and_dtypes(runner.fetch_state(state), start)
         return runner.fetch_state(runner.run(state, data, rows, 3, experiment.keys.step)[0])
 
     ours = trained()
