@@ -113,6 +113,7 @@ def what_is_allowed(field: Field) -> str:
 
 def check_combinations(flat: dict[str, Any]) -> None:
     """Values that are fine alone and contradict each other."""
+    has_sub_batch = flat["beta"] != 0 or bool(flat["jacobian.always_split"])
     rules = [
         (
             flat["method"] == "softmax_ce" and flat["beta"] != 0,
@@ -143,12 +144,16 @@ def check_combinations(flat: dict[str, Any]) -> None:
             "resnet20 always has BatchNorm; set config.batch_norm=true",
         ),
         (
+            bool(flat["jacobian.always_split"]) and flat["jacobian.batch_stats"] != "paper",
+            "config.jacobian.always_split is of config.jacobian.batch_stats=paper alone",
+        ),
+        (
             (flat["jacobian.sub_batch"] or 0) > flat["batch_size"],
             f"config.jacobian.sub_batch must be at most batch_size={flat['batch_size']}",
         ),
         (
             flat["method"] == "mass"
-            and flat["beta"] != 0
+            and has_sub_batch
             and flat["jacobian.batch_stats"] == "paper"
             and (flat["jacobian.mode"] == "forward" or flat["jacobian.chunk_size"] is not None),
             "config.jacobian.batch_stats=paper needs jacobian.mode=auto or reverse and no "
@@ -156,7 +161,7 @@ def check_combinations(flat: dict[str, Any]) -> None:
         ),
         (
             flat["method"] == "mass"
-            and flat["beta"] != 0
+            and has_sub_batch
             and JACOBIAN_ESTIMATORS[flat["jacobian.estimator"]].per_example
             and flat["jacobian.batch_stats"] == "paper",
             f"config.jacobian.estimator={flat['jacobian.estimator']} needs per-example Jacobians; "

@@ -46,6 +46,7 @@ def represent(
     num_jacobian: int,
     *,
     batch_stats: BatchStats,
+    log_det: bool = True,
     estimator: JacobianEstimator = JACOBIAN_ESTIMATORS["exact"],
     context: TrainContext = networks.EVALUATION,
     mode: JacobianMode = "auto",
@@ -70,6 +71,8 @@ def represent(
       x: ``[B, ...]``, this device's rows.
       num_jacobian: ``n`` of the global minibatch, possibly 0.
       batch_stats: the definition.
+      log_det: ``False`` leaves the determinants out (their logarithms are given as zero); what
+        ``"paper"`` makes of a minibatch is left.
       estimator: how values and gradients are had; its number of examples is not used.
       context: keys and device axis; its weights are not used.
       mode, chunk_size, singular: see `mass_jax.half_log_det_jjt`; ``"paper"``
@@ -85,7 +88,9 @@ def represent(
             raise ValueError(
                 "batch_stats='paper' couples the examples; this estimator needs 'frozen'"
             )
-        return _represent_in_two_parts(params, x, num_jacobian, estimator, context, singular)
+        return _represent_in_two_parts(
+            params, x, num_jacobian, log_det, estimator, context, singular
+        )
 
     in_one_piece = mode != "forward" and chunk_size is None
     dense = networks.dense_first_layer(params.module, params.network, x, context.reverse_only)
@@ -98,8 +103,8 @@ def represent(
             params.module, params.network, params.batch_stats, x, context._replace(first=first)
         )
         running = networks.update_running(params.batch_stats, statistics)
-    rows = _sub_batch_rows(num_jacobian, context.axis_name)
-    if num_jacobian == 0:
+    rows = _sub_batch_rows(num_jacobian if log_det else 0, context.axis_name)
+    if num_jacobian == 0 or not log_det:
         return Representation(z, z[:0, 0], rows.weights, running)
 
     def f(images: jax.Array, keys: jax.Array | None, first: jax.Array | None = None) -> jax.Array:
@@ -204,6 +209,7 @@ def _represent_in_two_parts(
     params: ModelParams,
     x: jax.Array,
     num_jacobian: int,
+    log_det: bool,
     estimator: JacobianEstimator,
     context: TrainContext,
     singular: SingularPolicy,
@@ -228,7 +234,10 @@ def _represent_in_two_parts(
         )
 
     sub_context = part_context(slice(0, maybe), weights)
-    if dense is None:
+    if not log_det:
+        z_sub, moments = forward(x[:maybe], sub_context)
+        half_log_det = jnp.zeros(maybe)
+    elif dense is None:
         z_sub, rows_of_j, moments = jacobian.summed_jacobian(
             lambda part: forward(part, sub_context), x[:maybe], sub_context.weights
         )

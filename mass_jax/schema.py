@@ -93,6 +93,9 @@ SCHEMA: dict[str, Field] = {
         None, int, "its examples; None: the estimator's choice", positive=True, optional=True
     ),
     "jacobian.batch_stats": Field("frozen", str, "what J_f means under BatchNorm", BATCH_STATS),
+    "jacobian.always_split": Field(
+        None, bool, "batch_stats=paper normalises the sub-batch apart at beta=0 too", optional=True
+    ),
     "jacobian.mode": Field("auto", str, "of differentiation", ("auto", "forward", "reverse")),
     "jacobian.chunk_size": Field(
         None, int, "examples at once, bounds memory; None: all", positive=True, optional=True

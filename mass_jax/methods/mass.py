@@ -37,6 +37,7 @@ def method(
     estimator: str = "sub_batch",
     sub_batch: int | None = None,
     batch_stats: BatchStats = "frozen",
+    always_split: bool | None = None,
     mode: JacobianMode = "auto",
     chunk_size: int | None = None,
     singular: SingularPolicy = "floor",
@@ -57,6 +58,8 @@ def method(
       estimator, sub_batch: of the Jacobian term, see
         `mass_jax.estimators`.
       batch_stats: meaning of ``J_f`` under BatchNorm, see `representation.represent`.
+      always_split: with ``batch_stats="paper"`` and ``beta = 0``, the sub-batch is still
+        normalised by itself.
       mode, chunk_size, singular: see `mass_jax.half_log_det_jjt`.
       log_prior: ``log p(y)``; ``None`` is uniform.
       weight_decay: L2 coefficient on the network's weights.
@@ -92,7 +95,7 @@ def method(
     def loss(params: ModelParams, x: jax.Array, labels: jax.Array, context: TrainContext) -> Loss:
         devices = 1 if context.axis_name is None else jax.lax.axis_size(context.axis_name)
         n = 0
-        if beta != 0:
+        if beta != 0 or (always_split and batch_stats == "paper"):
             n = num_jacobian_examples(
                 estimator, x.shape[0] * devices, representation_dim, sub_batch
             )
@@ -102,6 +105,7 @@ def method(
             params,
             x,
             batch_stats=batch_stats,
+            log_det=beta != 0,
             estimator=chosen,
             context=context,
             mode=mode,
