@@ -133,6 +133,13 @@ def test_unknown_keys_get_a_hint(key, hint):
         {"jacobian.sub_batch": "65"},
         {"jacobian.batch_stats": "paper", "jacobian.chunk_size": "4"},
         {"jacobian.batch_stats": "paper", "jacobian.mode": "forward"},
+        {"jacobian.always_split": "true", "jacobian.batch_stats": "frozen"},
+        {
+            "beta": "0",
+            "jacobian.always_split": "true",
+            "jacobian.batch_stats": "paper",
+            "jacobian.estimator": "few",
+        },
         {"optimizer.decay_epochs": "(5, 5)"},
         {"data.ood": "svhn_cropped"},
         {"network": "own"},

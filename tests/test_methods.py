@@ -392,6 +392,25 @@ def test_beta_zero_has_no_jacobian(batch_stats):
     assert operations(with_jacobian, params) > 1.3 * reference
 
 
+def test_beta_zero_may_keep_the_sub_batch_of_the_paper():
+    """Oracle: the terms of a positive beta, whose sub-batch is normalised by itself."""
+    x, labels, _ = batch()
+    params = parameters(make("mass"))
+
+    def loss(beta, **options):
+        method = make("mass", beta=beta, batch_stats="paper", **options)
+        return quick_jit(lambda p: method.loss(p, x, labels, TrainContext()))(params)
+
+    split, plain, positive = loss(0.0, always_split=True), loss(0.0), loss(1e-3)
+    assert set(split.terms) == {"cross_entropy"}
+    seen = lambda loss: (loss.terms["cross_entropy"], loss.log_probs, loss.batch_stats)
+    assert_trees_close(seen(split), seen(positive), 1e-6)
+    assert not np.allclose(split.log_probs, plain.log_probs, rtol=1e-3)
+    method = make("mass", beta=0.0, batch_stats="paper", always_split=True)
+    step = jax.make_jaxpr(lambda p: method.loss(p, x, labels, TrainContext()))(params)
+    assert "cholesky" not in str(step)
+
+
 def test_mle_initialisation(key):
     """Oracle: `fit_class_mixtures` on the untrained network's outputs."""
     x, labels, _ = batch()
