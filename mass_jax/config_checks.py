@@ -144,10 +144,6 @@ def check_combinations(flat: dict[str, Any]) -> None:
             "resnet20 always has BatchNorm; set config.batch_norm=true",
         ),
         (
-            bool(flat["jacobian.always_split"]) and flat["jacobian.batch_stats"] != "paper",
-            "config.jacobian.always_split is of config.jacobian.batch_stats=paper alone",
-        ),
-        (
             (flat["jacobian.sub_batch"] or 0) > flat["batch_size"],
             f"config.jacobian.sub_batch must be at most batch_size={flat['batch_size']}",
         ),

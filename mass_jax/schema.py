@@ -94,7 +94,7 @@ SCHEMA: dict[str, Field] = {
     ),
     "jacobian.batch_stats": Field("frozen", str, "what J_f means under BatchNorm", BATCH_STATS),
     "jacobian.always_split": Field(
-        None, bool, "batch_stats=paper normalises the sub-batch apart at beta=0 too", optional=True
+        None, bool, "batch_stats=paper: sub-batch normalised apart at beta=0 too", optional=True
     ),
     "jacobian.mode": Field("auto", str, "of differentiation", ("auto", "forward", "reverse")),
     "jacobian.chunk_size": Field(
