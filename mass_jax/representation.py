@@ -103,8 +103,9 @@ def represent(
             params.module, params.network, params.batch_stats, x, context._replace(first=first)
         )
         running = networks.update_running(params.batch_stats, statistics)
-    rows = _sub_batch_rows(num_jacobian if log_det else 0, context.axis_name)
-    if num_jacobian == 0 or not log_det:
+    num_jacobian = num_jacobian if log_det else 0
+    rows = _sub_batch_rows(num_jacobian, context.axis_name)
+    if num_jacobian == 0:
         return Representation(z, z[:0, 0], rows.weights, running)
 
     def f(images: jax.Array, keys: jax.Array | None, first: jax.Array | None = None) -> jax.Array:
